@@ -23,10 +23,10 @@ use crate::manifest::{
     FORMAT_VERSION, FileEntry, MANIFEST_CHECKSUM_FILE, MANIFEST_FILE, Manifest, TensorEntry,
 };
 use crate::save::{
-    CheckpointContents, SaveOptions, SavedCheckpoint, check_options, check_parts, name_full_disk,
+    CheckpointContents, SaveOptions, SavedCheckpoint, check_options, check_slices, name_full_disk,
 };
 use crate::shard::{HeaderTensor, header_bytes};
-use crate::tensor::{PartView, Section};
+use crate::tensor::{Section, SliceView};
 
 /// Seconds that a writer waits for another writer to finish.
 const LOCK_WAIT_S: u64 = 60;
@@ -35,7 +35,7 @@ const LOCK_WAIT_S: u64 = 60;
 ///
 /// ```
 /// use deepwell_ckpt::{CheckpointContents, CheckpointWriter, SaveOptions};
-/// use deepwell_ckpt::{PartView, Section, TensorView};
+/// use deepwell_ckpt::{SliceView, Section, TensorView};
 ///
 /// # let root = tempfile::tempdir()?;
 /// # let root = root.path();
@@ -43,12 +43,12 @@ const LOCK_WAIT_S: u64 = 60;
 /// let writer = CheckpointWriter::begin(root, step)?;
 /// // Each rank has two of the four rows of `w`; they do this at the same time.
 /// let write = |rank: u32, rows: [f32; 4]| {
-///     let part = PartView {
+///     let slice = SliceView {
 ///         view: TensorView::from_f32(Section::Master, "w", &[2, 2], &rows),
 ///         global_shape: vec![4, 2],
 ///         global_offset: vec![2 * rank as usize, 0],
 ///     };
-///     deepwell_ckpt::write_shards(writer.folder(), Some(rank), &[part], &options)
+///     deepwell_ckpt::write_shards(writer.folder(), Some(rank), &[slice], &options)
 /// };
 /// let shards = vec![write(0, [0.0, 1.0, 2.0, 3.0])?, write(1, [4.0, 5.0, 6.0, 7.0])?];
 /// let saved = writer.publish(&CheckpointContents::new(step), shards, &options)?;
@@ -145,18 +145,18 @@ impl Drop for CheckpointWriter {
 pub fn write_shards(
     folder: &Path,
     rank: Option<u32>,
-    parts: &[PartView<'_>],
+    slices: &[SliceView<'_>],
     options: &SaveOptions,
 ) -> Result<RankShards, CheckpointError> {
     check_options(options)?;
-    check_parts(parts)?;
-    let bytes_needed = parts.iter().map(|part| part.view.data.len() as u64).sum();
+    check_slices(slices)?;
+    let bytes_needed = slices.iter().map(|slice| slice.view.data.len() as u64).sum();
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let step = match FolderName::parse(&name) {
         Some(FolderName::Hidden { step, .. } | FolderName::Step { step }) => step,
         None => 0,
     };
-    write_parts(&DiskIo, folder, rank, parts, options)
+    write_slices(&DiskIo, folder, rank, slices, options)
         .map_err(|error| name_full_disk(error, step, bytes_needed))
 }
 
@@ -275,17 +275,17 @@ impl TemporaryFolder {
 }
 
 /// Writes the parts of one rank; `rank` is `None` for a checkpoint written by a single rank.
-pub(crate) fn write_parts<I: Io>(
+pub(crate) fn write_slices<I: Io>(
     io: &I,
     folder: &Path,
     rank: Option<u32>,
-    parts: &[PartView<'_>],
+    slices: &[SliceView<'_>],
     options: &SaveOptions,
 ) -> Result<RankShards, CheckpointError> {
     let mut written = RankShards { files: Vec::new(), tensors: Vec::new() };
     let of_rank = rank.map_or_else(String::new, |rank| format!("-r{rank:05}"));
     for section in Section::ALL {
-        let shards = split_section(parts, section, options.shard_bytes_max);
+        let shards = split_section(slices, section, options.shard_bytes_max);
         for (index, shard) in shards.iter().enumerate() {
             let name = format!("{section}{of_rank}-{:05}.safetensors", index + 1);
             write_shard(io, folder, name, shard, &mut written)?;
@@ -297,23 +297,23 @@ pub(crate) fn write_parts<I: Io>(
 /// Splits the tensors of one section into shards of at most `bytes_max`, widest elements first, so
 /// that each tensor is aligned to its element size.
 fn split_section<'t, 'a>(
-    parts: &'t [PartView<'a>],
+    slices: &'t [SliceView<'a>],
     section: Section,
     bytes_max: u64,
-) -> Vec<Vec<&'t PartView<'a>>> {
-    let mut members: Vec<_> = parts.iter().filter(|part| part.view.section == section).collect();
-    members.sort_by_key(|part| std::cmp::Reverse(part.view.dtype.element_bytes()));
+) -> Vec<Vec<&'t SliceView<'a>>> {
+    let mut members: Vec<_> = slices.iter().filter(|slice| slice.view.section == section).collect();
+    members.sort_by_key(|slice| std::cmp::Reverse(slice.view.dtype.element_bytes()));
     let mut shards: Vec<Vec<_>> = Vec::new();
     let mut shard_bytes = 0;
-    for part in members {
-        let bytes = part.view.data.len() as u64;
+    for slice in members {
+        let bytes = slice.view.data.len() as u64;
         match shards.last_mut() {
             Some(shard) if shard_bytes + bytes <= bytes_max => {
-                shard.push(part);
+                shard.push(slice);
                 shard_bytes += bytes;
             }
             _ => {
-                shards.push(vec![part]);
+                shards.push(vec![slice]);
                 shard_bytes = bytes;
             }
         }
@@ -326,34 +326,34 @@ fn write_shard<I: Io>(
     io: &I,
     folder: &Path,
     name: String,
-    parts: &[&PartView<'_>],
+    slices: &[&SliceView<'_>],
     written: &mut RankShards,
 ) -> Result<(), CheckpointError> {
     let path = folder.join(&name);
-    let mut entries: Vec<TensorEntry> = parts
+    let mut entries: Vec<TensorEntry> = slices
         .iter()
-        .map(|part| TensorEntry {
-            name: part.view.name.to_string(),
-            section: part.view.section,
-            dtype: part.view.dtype,
-            global_shape: part.global_shape.clone(),
-            global_offset: part.global_offset.clone(),
-            shape: part.view.shape.clone(),
+        .map(|slice| TensorEntry {
+            name: slice.view.name.to_string(),
+            section: slice.view.section,
+            dtype: slice.view.dtype,
+            global_shape: slice.global_shape.clone(),
+            global_offset: slice.global_offset.clone(),
+            shape: slice.view.shape.clone(),
             file: name.clone(),
             begin: 0,
-            bytes: part.view.data.len() as u64,
+            bytes: slice.view.data.len() as u64,
             blake3: String::new(),
         })
         .collect();
     let names: Vec<String> = entries.iter().map(TensorEntry::name_in_file).collect();
     let header: Vec<_> = names
         .iter()
-        .zip(parts)
-        .map(|(name, part)| HeaderTensor {
+        .zip(slices)
+        .map(|(name, slice)| HeaderTensor {
             name,
-            dtype: part.view.dtype,
-            shape: &part.view.shape,
-            bytes: part.view.data.len(),
+            dtype: slice.view.dtype,
+            shape: &slice.view.shape,
+            bytes: slice.view.data.len(),
         })
         .collect();
     let header = header_bytes(&header)
@@ -361,9 +361,9 @@ fn write_shard<I: Io>(
     let mut begin = header.len() as u64;
     let mut file = HashingFile::create(io, path)?;
     file.append(&header, |_| {})?;
-    for (entry, part) in entries.iter_mut().zip(parts) {
+    for (entry, slice) in entries.iter_mut().zip(slices) {
         let mut hasher = blake3::Hasher::new();
-        file.append(part.view.data, |piece| {
+        file.append(slice.view.data, |piece| {
             hasher.update(piece);
         })?;
         entry.begin = begin;

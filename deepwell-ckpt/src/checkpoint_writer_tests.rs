@@ -4,14 +4,14 @@ use std::thread;
 
 use super::{Fault, FaultyIo, aside_folders, scan_is_undamaged};
 use crate::checkpoint_writer::{
-    CheckpointWriter, RankShards, TemporaryFolder, write_parts, write_shards,
+    CheckpointWriter, RankShards, TemporaryFolder, write_shards, write_slices,
 };
 use crate::error::CheckpointError;
 use crate::folder::list;
 use crate::load::load;
 use crate::region::Region;
 use crate::save::{CheckpointContents, SaveOptions};
-use crate::tensor::{PartView, Section, TensorView};
+use crate::tensor::{Section, SliceView, TensorView};
 use crate::verify::verify;
 
 const RANKS: u32 = 4;
@@ -25,20 +25,20 @@ fn whole(step: u64, section: Section) -> Vec<f32> {
 
 /// What a rank has: a fourth of the elements of two tensors, cut anywhere, and columns of a third.
 struct Own {
-    parts: Vec<(Section, Region, Vec<f32>)>,
+    slices: Vec<(Section, Region, Vec<f32>)>,
 }
 
 impl Own {
     fn of(step: u64, rank: u32) -> Own {
         let elements: usize = SHAPE.iter().product();
         let cut = |rank: u32| (elements * rank as usize).div_ceil(RANKS as usize);
-        let mut parts = Vec::new();
+        let mut slices = Vec::new();
         for section in [Section::Master, Section::MomentFirst] {
             let values = whole(step, section);
             let mut begin = cut(rank);
             for region in Region::of_range(&SHAPE, cut(rank)..cut(rank + 1)) {
                 let end = begin + region.elements();
-                parts.push((section, region, values[begin..end].to_vec()));
+                slices.push((section, region, values[begin..end].to_vec()));
                 begin = end;
             }
         }
@@ -48,15 +48,15 @@ impl Own {
             let values = whole(step, Section::MomentSecond);
             let columns = values.chunks(SHAPE[1]).flat_map(|row| row[first..first + 3].to_vec());
             let region = Region { offset: vec![0, first], shape: vec![SHAPE[0], 3] };
-            parts.push((Section::MomentSecond, region, columns.collect()));
+            slices.push((Section::MomentSecond, region, columns.collect()));
         }
-        Own { parts }
+        Own { slices }
     }
 
-    fn views(&self) -> Vec<PartView<'_>> {
-        self.parts
+    fn views(&self) -> Vec<SliceView<'_>> {
+        self.slices
             .iter()
-            .map(|(section, region, values)| PartView {
+            .map(|(section, region, values)| SliceView {
                 view: TensorView::from_f32(*section, "w", &region.shape, values),
                 global_shape: SHAPE.to_vec(),
                 global_offset: region.offset.clone(),
@@ -86,14 +86,14 @@ fn save_by_all(
             .map(|rank| {
                 let (folder, options) = (&folder, &options);
                 scope.spawn(move || {
-                    let (io, own) = (io_of(rank), Own::of(step, rank));
-                    let written = write_parts(&io, folder, Some(rank), &own.views(), options);
+                    let (io, state) = (io_of(rank), Own::of(step, rank));
+                    let written = write_slices(&io, folder, Some(rank), &state.views(), options);
                     (written, io.reached())
                 })
             })
             .collect();
-        let own = Own::of(step, 0);
-        let written = write_parts(&first, &folder, Some(0), &own.views(), &options);
+        let state = Own::of(step, 0);
+        let written = write_slices(&first, &folder, Some(0), &state.views(), &options);
         let others = threads.into_iter().map(|thread| thread.join().unwrap());
         std::iter::once((written, first.reached())).chain(others).collect()
     });

@@ -79,5 +79,5 @@ pub use load::{Checkpoint, StoredTensor, load};
 pub use manifest::{FORMAT_VERSION, FileEntry, TensorEntry};
 pub use region::Region;
 pub use save::{CheckpointContents, SaveOptions, SavedCheckpoint, save};
-pub use tensor::{CkptDtype, PartView, Section, TensorView};
+pub use tensor::{CkptDtype, Section, SliceView, TensorView};
 pub use verify::{Damage, VerifyReport, verify};

@@ -36,7 +36,7 @@ pub struct StoredTensor {
     /// Bytes of all parts together.
     pub bytes: u64,
     /// Indices of the parts in [`Checkpoint::entries`].
-    pub parts: Vec<usize>,
+    pub entries: Vec<usize>,
 }
 
 /// Opens the checkpoint in folder `path`, such as `runs/a/step-00000120`.
@@ -64,12 +64,12 @@ pub fn load(path: &Path) -> Result<Checkpoint, CheckpointError> {
                 dtype: entry.dtype,
                 shape: entry.global_shape.clone(),
                 bytes: 0,
-                parts: Vec::new(),
+                entries: Vec::new(),
             });
             tensors.len() - 1
         });
         tensors[at].bytes += entry.bytes;
-        tensors[at].parts.push(position);
+        tensors[at].entries.push(position);
     }
     Ok(Checkpoint { path: path.to_path_buf(), manifest, tensors, index })
 }
@@ -275,8 +275,8 @@ impl Checkpoint {
                 got_bytes: buffer.len(),
             });
         }
-        for &part in &tensor.parts {
-            let entry = &self.manifest.tensors[part];
+        for &index in &tensor.entries {
+            let entry = &self.manifest.tensors[index];
             let has = entry.region();
             if has == *region {
                 return self.read_part(entry, buffer);
@@ -296,37 +296,39 @@ impl Checkpoint {
         buffer: &mut [u8],
     ) -> Result<(), CheckpointError> {
         let element_bytes = entry.dtype.element_bytes();
-        let sides = |region: &Region| {
+        let columns_of = |region: &Region| {
             let begin = region.offset.last().copied().unwrap_or(0);
             begin..begin + region.row_elements()
         };
-        let (own, wanted) = (sides(has), sides(region));
-        let common = own.start.max(wanted.start)..own.end.min(wanted.end);
+        let stored_range = columns_of(has);
+        let wanted_range = columns_of(region);
+        let common =
+            stored_range.start.max(wanted_range.start)..stored_range.end.min(wanted_range.end);
         let mut rows = has.rows();
-        let row_bytes = own.len() * element_bytes;
+        let row_bytes = stored_range.len() * element_bytes;
         // Pieces have a fixed size, so a row may span two pieces.
         let mut row = Vec::with_capacity(row_bytes);
         let mut piece_buffer = vec![0; PIECE_BYTES];
-        let mut place = |row: &[u8]| {
+        let mut copy_row = |row: &[u8]| {
             let Some(at) = rows.next() else { return };
             let Some(begin) = region.row_begin(&at) else { return };
-            let to = (begin + common.start - wanted.start) * element_bytes;
-            let from = (common.start - own.start) * element_bytes;
+            let to = (begin + common.start - wanted_range.start) * element_bytes;
+            let from = (common.start - stored_range.start) * element_bytes;
             let bytes = common.len() * element_bytes;
             buffer[to..to + bytes].copy_from_slice(&row[from..from + bytes]);
         };
-        let mut take = |mut piece: &[u8]| {
-            while !piece.is_empty() {
-                if row.is_empty() && piece.len() >= row_bytes {
-                    place(&piece[..row_bytes]);
-                    piece = &piece[row_bytes..];
+        let mut take = |mut bytes_left: &[u8]| {
+            while !bytes_left.is_empty() {
+                if row.is_empty() && bytes_left.len() >= row_bytes {
+                    copy_row(&bytes_left[..row_bytes]);
+                    bytes_left = &bytes_left[row_bytes..];
                     continue;
                 }
-                let more = (row_bytes - row.len()).min(piece.len());
-                row.extend_from_slice(&piece[..more]);
-                piece = &piece[more..];
+                let more = (row_bytes - row.len()).min(bytes_left.len());
+                row.extend_from_slice(&bytes_left[..more]);
+                bytes_left = &bytes_left[more..];
                 if row.len() == row_bytes {
-                    place(&row);
+                    copy_row(&row);
                     row.clear();
                 }
             }
@@ -336,11 +338,11 @@ impl Checkpoint {
         let mut file = self.open_at(entry)?;
         let mut rest = entry.bytes;
         while rest > 0 {
-            let piece = &mut piece_buffer[..rest.min(PIECE_BYTES as u64) as usize];
-            file.read_exact(piece).map_err(CheckpointError::io("read", &path))?;
-            hasher.update(piece);
-            take(piece);
-            rest -= piece.len() as u64;
+            let bytes_left = &mut piece_buffer[..rest.min(PIECE_BYTES as u64) as usize];
+            file.read_exact(bytes_left).map_err(CheckpointError::io("read", &path))?;
+            hasher.update(bytes_left);
+            take(bytes_left);
+            rest -= bytes_left.len() as u64;
         }
         self.check(entry, &hasher)
     }

@@ -198,7 +198,7 @@ impl Manifest {
             }
         }
         let mut seen = HashSet::new();
-        let mut parts: BTreeMap<(Section, &str), Vec<&TensorEntry>> = BTreeMap::new();
+        let mut slices: BTreeMap<(Section, &str), Vec<&TensorEntry>> = BTreeMap::new();
         for tensor in &self.tensors {
             let name = &tensor.name;
             if !seen.insert((tensor.section, name, &tensor.global_offset)) {
@@ -225,19 +225,19 @@ impl Manifest {
             if tensor_bytes(tensor.dtype, &tensor.global_shape).is_none() {
                 return Err(format!("tensor `{name}`: {:?} is no shape", tensor.global_shape));
             }
-            parts.entry((tensor.section, name.as_str())).or_default().push(tensor);
+            slices.entry((tensor.section, name.as_str())).or_default().push(tensor);
         }
-        for ((section, name), parts) in parts {
-            let (dtype, shape) = (parts[0].dtype, &parts[0].global_shape);
+        for ((section, name), slices) in slices {
+            let (dtype, shape) = (slices[0].dtype, &slices[0].global_shape);
             if let Some(other) =
-                parts.iter().find(|part| (part.dtype, &part.global_shape) != (dtype, shape))
+                slices.iter().find(|slice| (slice.dtype, &slice.global_shape) != (dtype, shape))
             {
                 return Err(format!(
                     "tensor `{name}` ({section}): parts of {shape:?} {dtype} and of {:?} {}",
                     other.global_shape, other.dtype
                 ));
             }
-            let regions: Vec<Region> = parts.iter().map(|part| part.region()).collect();
+            let regions: Vec<Region> = slices.iter().map(|slice| slice.region()).collect();
             if let Some(wrong) = wrong_with(&regions, shape) {
                 return Err(format!("tensor `{name}` ({section}): {wrong}"));
             }

@@ -145,25 +145,25 @@ fn cut(shape: &[usize], range: Range<usize>, before: &mut Vec<usize>, regions: &
 }
 
 /// Describes why parts do not form a tensor of this shape: missing or overlapping elements.
-pub(crate) fn wrong_with(parts: &[Region], shape: &[usize]) -> Option<String> {
+pub(crate) fn wrong_with(slices: &[Region], shape: &[usize]) -> Option<String> {
     let whole: usize = shape.iter().try_fold(1usize, |product, size| product.checked_mul(*size))?;
-    if let Some(part) = parts.iter().find(|part| !part.is_within(shape)) {
-        return Some(format!("a part {:?} at {:?} of {shape:?}", part.shape, part.offset));
+    if let Some(slice) = slices.iter().find(|slice| !slice.is_within(shape)) {
+        return Some(format!("a part {:?} at {:?} of {shape:?}", slice.shape, slice.offset));
     }
     // In the order of the first dimension, only parts that begin before the end of a part overlap
     // it.
-    let mut sorted: Vec<&Region> = parts.iter().collect();
-    sorted.sort_by_key(|part| part.offset.first().copied().unwrap_or(0));
-    for (index, part) in sorted.iter().enumerate() {
-        let end = part.offset.first().map_or(1, |offset| offset + part.shape[0]);
+    let mut sorted: Vec<&Region> = slices.iter().collect();
+    sorted.sort_by_key(|slice| slice.offset.first().copied().unwrap_or(0));
+    for (index, slice) in sorted.iter().enumerate() {
+        let end = slice.offset.first().map_or(1, |offset| offset + slice.shape[0]);
         let near = sorted[index + 1..].iter();
         let near = near.take_while(|other| other.offset.first().copied().unwrap_or(0) < end);
-        if let Some(other) = near.into_iter().find(|other| part.overlaps(other)) {
-            let (a, b) = (&part.offset, &other.offset);
+        if let Some(other) = near.into_iter().find(|other| slice.overlaps(other)) {
+            let (a, b) = (&slice.offset, &other.offset);
             return Some(format!("parts at {a:?} and {b:?} of {shape:?} overlap"));
         }
     }
-    let covered: usize = parts.iter().map(Region::elements).sum();
+    let covered: usize = slices.iter().map(Region::elements).sum();
     (covered != whole).then(|| format!("parts have {covered} of its {whole} elements"))
 }
 
@@ -198,12 +198,12 @@ mod tests {
 
     #[test]
     fn parts_make_up_a_tensor_or_do_not() {
-        let check = |shape: &[usize], parts: &[[&[usize]; 2]], expected: Option<&str>| {
-            let parts: Vec<Region> = parts
+        let check = |shape: &[usize], slices: &[[&[usize]; 2]], expected: Option<&str>| {
+            let slices: Vec<Region> = slices
                 .iter()
                 .map(|[offset, shape]| Region { offset: offset.to_vec(), shape: shape.to_vec() })
                 .collect();
-            assert_eq!(wrong_with(&parts, shape).as_deref(), expected, "{shape:?} {parts:?}");
+            assert_eq!(wrong_with(&slices, shape).as_deref(), expected, "{shape:?} {slices:?}");
         };
         check(&[4, 6], &[[&[0, 0], &[4, 6]]], None);
         check(&[4, 6], &[[&[0, 0], &[4, 2]], [&[0, 2], &[4, 4]]], None);

@@ -26,12 +26,12 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::checkpoint_writer::{TemporaryFolder, write_parts};
+use crate::checkpoint_writer::{TemporaryFolder, write_slices};
 use crate::error::CheckpointError;
 use crate::finite::first_non_finite;
 use crate::io::{DiskIo, Io};
 use crate::region::Region;
-use crate::tensor::{PartView, TensorView, tensor_bytes};
+use crate::tensor::{SliceView, TensorView, tensor_bytes};
 
 /// Name reserved by safetensors.
 const RESERVED_NAME: &str = "__metadata__";
@@ -143,12 +143,13 @@ pub(crate) fn save_with<I: Io>(
     options: &SaveOptions,
 ) -> Result<SavedCheckpoint, CheckpointError> {
     check_options(options)?;
-    let parts: Vec<PartView<'_>> = contents.tensors.iter().cloned().map(PartView::whole).collect();
-    check_parts(&parts)?;
-    let bytes_needed = parts.iter().map(|part| part.view.data.len() as u64).sum();
+    let slices: Vec<SliceView<'_>> =
+        contents.tensors.iter().cloned().map(SliceView::whole).collect();
+    check_slices(&slices)?;
+    let bytes_needed = slices.iter().map(|slice| slice.view.data.len() as u64).sum();
     let full = |error| name_full_disk(error, contents.step, bytes_needed);
     let temporary = TemporaryFolder::begin(io, root, contents.step).map_err(full)?;
-    match write_parts(io, &temporary.folder, None, &parts, options) {
+    match write_slices(io, &temporary.folder, None, &slices, options) {
         Ok(shards) => temporary.publish(io, contents, vec![shards], options).map_err(full),
         Err(error) => {
             temporary.discard(io);
@@ -176,21 +177,21 @@ pub(crate) fn check_options(options: &SaveOptions) -> Result<(), CheckpointError
 }
 
 /// Checks a rank's parts before a byte is written.
-pub(crate) fn check_parts(parts: &[PartView<'_>]) -> Result<(), CheckpointError> {
+pub(crate) fn check_slices(slices: &[SliceView<'_>]) -> Result<(), CheckpointError> {
     let mut seen = HashSet::new();
-    for part in parts {
-        let tensor = &part.view;
+    for slice in slices {
+        let tensor = &slice.view;
         let (section, dtype) = (tensor.section, tensor.dtype);
         let name = || tensor.name.to_string();
         if tensor.name.is_empty() || tensor.name == RESERVED_NAME {
             return Err(CheckpointError::InvalidName { name: name() });
         }
-        if !seen.insert((section, tensor.name, &part.global_offset)) {
+        if !seen.insert((section, tensor.name, &slice.global_offset)) {
             return Err(CheckpointError::DuplicateTensor { section, name: name() });
         }
-        let region = Region { offset: part.global_offset.clone(), shape: tensor.shape.clone() };
-        if !region.is_within(&part.global_shape) {
-            let shape = part.global_shape.clone();
+        let region = Region { offset: slice.global_offset.clone(), shape: tensor.shape.clone() };
+        if !region.is_within(&slice.global_shape) {
+            let shape = slice.global_shape.clone();
             return Err(CheckpointError::NoRegion { section, name: name(), shape, region });
         }
         if tensor_bytes(dtype, &tensor.shape) != Some(tensor.data.len()) {

@@ -219,7 +219,7 @@ impl<'a> TensorView<'a> {
 
 /// Part of a tensor, saved by the rank that holds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PartView<'a> {
+pub struct SliceView<'a> {
     /// The part's elements; `shape` is the shape of the part.
     pub view: TensorView<'a>,
     /// Shape of the whole tensor.
@@ -228,12 +228,12 @@ pub struct PartView<'a> {
     pub global_offset: Vec<usize>,
 }
 
-impl<'a> PartView<'a> {
+impl<'a> SliceView<'a> {
     /// The whole tensor as a single part.
     #[must_use]
     pub fn whole(view: TensorView<'a>) -> Self {
         let global_shape = view.shape.clone();
-        PartView { global_offset: vec![0; global_shape.len()], global_shape, view }
+        SliceView { global_offset: vec![0; global_shape.len()], global_shape, view }
     }
 }
 

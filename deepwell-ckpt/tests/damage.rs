@@ -78,7 +78,7 @@ fn verify_names_file_tensor_offset_and_checksums() {
     let root = tempfile::tempdir().unwrap();
     let path = save_step(root.path(), 1);
     let checkpoint = load(&path).unwrap();
-    let part = checkpoint.tensor(Section::Weights, "b").unwrap().parts[0];
+    let part = checkpoint.tensor(Section::Weights, "b").unwrap().entries[0];
     let entry = checkpoint.entries()[part].clone();
     flip_bit(&path.join(&entry.file), entry.begin + 5);
     let report = verify(&path).unwrap();

@@ -61,7 +61,7 @@ pub use error::{IrError, OpError};
 pub use graph::{
     Graph, Init, InputRole, Node, NodeId, Phase, Stage, Tag, Tensor, TensorId, TensorKind,
 };
-pub use link::{Link, Part};
+pub use link::{Derivation, Link};
 pub use op::{MathUnit, Op, OpRule, OutputKind, OutputType, TensorType};
 pub use passes::{
     PipelineCut, Predict, Recompute, TensorPrecision, TensorRank, apply_precision,

@@ -13,13 +13,14 @@ pub struct Link {
     /// The source tensor. A program also uses ids of the graph that the program was lowered from.
     pub of: TensorId,
     /// How the tensor was derived.
-    pub part: Part,
+    #[serde(rename = "part")]
+    pub derivation: Derivation,
 }
 
 /// How a tensor is derived from another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Part {
+pub enum Derivation {
     /// Same values in another storage type.
     Cast,
     /// One plane of a quantization.
@@ -46,8 +47,8 @@ pub enum Part {
 impl Link {
     /// Plane of the quantization, if the link names one.
     pub fn plane(&self) -> Option<Plane> {
-        match self.part {
-            Part::Plane { plane, .. } => Some(plane),
+        match self.derivation {
+            Derivation::Plane { plane, .. } => Some(plane),
             _ => None,
         }
     }

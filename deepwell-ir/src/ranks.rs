@@ -109,8 +109,8 @@ impl Ranks {
                     group.ranks
                 ));
             }
-            for (place, member) in group.ranks.iter().enumerate() {
-                if member >= world_size || group.ranks[..place].contains(member) {
+            for (position, member) in group.ranks.iter().enumerate() {
+                if member >= world_size || group.ranks[..position].contains(member) {
                     return Err(format!(
                         "expected different ranks below {world_size} in group `{name}`, got {:?}",
                         group.ranks

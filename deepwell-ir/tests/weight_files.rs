@@ -202,7 +202,7 @@ fn check_names(
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("config.json"), config.to_json().to_string()).unwrap();
     let mut stored = BTreeMap::new();
-    for (_, parts) in config.stored_parts() {
+    for (_, parts) in config.stored_slices() {
         for part in parts {
             if let Some(name) = rename(&part.name) {
                 stored.insert(name, part.shape);
@@ -216,7 +216,7 @@ fn check_names(
         (Ok(model), Ok(differ)) => {
             assert_eq!(model.stored_names.len(), differ, "{:?}", model.stored_names);
             assert_eq!(model.tensors.len(), stored.len());
-            for (_, parts) in config.stored_parts() {
+            for (_, parts) in config.stored_slices() {
                 for part in parts {
                     let name = model.stored_name(&part.name);
                     assert!(model.tensors.iter().any(|tensor| tensor.name == name), "{name}");
@@ -258,7 +258,7 @@ fn issue_31_a_tied_table_is_stored_under_either_name() {
         other => Some(format!("transformer.{other}")),
     };
     let names: std::collections::BTreeSet<String> =
-        gpt2.stored_parts().into_iter().flat_map(|(_, parts)| parts).map(|it| it.name).collect();
+        gpt2.stored_slices().into_iter().flat_map(|(_, parts)| parts).map(|it| it.name).collect();
     check_names(&gpt2, prefixed, Ok(names.len()));
     let without = |name: &str| headed(name).filter(|name| name != "lm_head.weight");
     check_names(&tied(true), without, Err("config.json and the weights are of different models"));

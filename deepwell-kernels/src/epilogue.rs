@@ -57,20 +57,21 @@ impl EpilogueSet {
         if let Some(step) = activation
             && (step.reads() != (0..1) || !self.activations.contains(&step.name()))
         {
-            let known = self.activations.join(", ");
-            let known = if known.is_empty() { "no function of elements" } else { &known };
-            return Some(format!("has {known} behind `{name}`, not `{step}`"));
+            let supported = self.activations.join(", ");
+            let supported =
+                if supported.is_empty() { "no function of elements" } else { &supported };
+            return Some(format!("has {supported} behind `{name}`, not `{step}`"));
         }
         let result = [fused.results_of(0).start];
-        let known = if activation.is_some() { &result[..] } else { self.quantizes };
+        let supported = if activation.is_some() { &result[..] } else { self.quantizes };
         let mut axes = Vec::with_capacity(steps.len());
         let mut seen = Vec::with_capacity(steps.len());
         for step in steps {
             let Epilogue::Quantize { of, quantize } = step else {
                 return Some(format!("quantizes behind `{name}`, and has no `{step}`"));
             };
-            if !known.contains(of) {
-                return Some(format!("quantizes results {known:?} of `{name}`, not {of}"));
+            if !supported.contains(of) {
+                return Some(format!("quantizes results {supported:?} of `{name}`, not {of}"));
             }
             if seen.contains(of) {
                 return Some(format!("quantizes result {of} of `{name}` in one way, not in more"));
@@ -79,10 +80,11 @@ impl EpilogueSet {
             axes.push(quantize.axis);
         }
         axes.dedup();
-        let is_whole = seen.len() == known.len() && axes.len() == 1;
+        let is_whole = seen.len() == supported.len() && axes.len() == 1;
         let is_alone = steps.is_empty() && activation.is_some();
-        (!is_whole && !is_alone)
-            .then(|| format!("quantizes results {known:?} of `{name}` together, along one axis"))
+        (!is_whole && !is_alone).then(|| {
+            format!("quantizes results {supported:?} of `{name}` together, along one axis")
+        })
     }
 }
 

@@ -248,7 +248,8 @@ impl Executor {
         observer: &mut dyn Observer,
     ) -> Result<(), KernelError> {
         let invocation = loaded.invocation(index)?;
-        let (program, instance) = (&loaded.program, loaded.program.instance(&invocation));
+        let program = &loaded.program;
+        let instance = loaded.program.instance(&invocation);
         let body = loaded.body(invocation.body, instance)?;
         self.meet(loaded, index)?;
         let backend = self.backend.as_mut();

@@ -142,7 +142,7 @@ impl SingleCall {
     /// Operand `i` of copy `c` is value `c · operands + i`.
     pub fn program(&self, choice: KernelChoice, target: Target, copies: usize) -> Program {
         let mut offset = self.gap_bytes;
-        let mut place = |bytes: usize| {
+        let mut allocate = |bytes: usize| {
             let range = ByteRange { offset, bytes };
             offset = (range.end() + self.gap_bytes).next_multiple_of(ALIGNMENT_BYTES);
             range
@@ -150,13 +150,14 @@ impl SingleCall {
         let mut values = Vec::with_capacity(copies * self.operands.len());
         for _ in 0..copies {
             for (index, operand) in self.operands.iter().enumerate() {
-                let (name, shape) = (format!("v{}", values.len()), operand.shape.clone());
-                let range = place(self.operand_bytes(index));
+                let name = format!("v{}", values.len());
+                let shape = operand.shape.clone();
+                let range = allocate(self.operand_bytes(index));
                 let memory = MemoryKind::Activations;
                 values.push(Value::new(name, operand.dtype, shape, memory, range));
             }
         }
-        let workspace = place(choice.workspace_bytes);
+        let workspace = allocate(choice.workspace_bytes);
         let dtypes: Vec<DType> = self.operands.iter().map(|operand| operand.dtype).collect();
         let (unit, cost) = (self.op.rule().unit(&dtypes), self.cost());
         let call = |copy: usize| Call {

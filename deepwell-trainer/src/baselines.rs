@@ -59,7 +59,8 @@ pub fn baseline_entropies(
     windows: Option<&HeldoutWindows>,
 ) -> Result<BaselineEntropies, DataError> {
     tokens.check_vocab(vocab)?;
-    let (train, heldout) = (tokens.tokens(Split::Train), tokens.tokens(Split::Heldout));
+    let train = tokens.tokens(Split::Train);
+    let heldout = tokens.tokens(Split::Heldout);
     let asked: Vec<(u32, u32)> = match windows {
         Some(windows) => {
             windows.predictions().map(|b| (heldout.get(b - 1), heldout.get(b))).collect()
@@ -186,9 +187,11 @@ mod tests {
     #[test]
     fn both_ways_of_counting_agree() {
         let tokens = Arc::new(TokenCache::in_memory(&skewed(20_000, 50, 1), &skewed(3000, 50, 2)));
-        let (train, heldout) = (tokens.tokens(Split::Train), tokens.tokens(Split::Heldout));
+        let train = tokens.tokens(Split::Train);
+        let heldout = tokens.tokens(Split::Heldout);
         let asked: Vec<(u32, u32)> = pairs_of(&heldout).collect();
-        let (mut sparse, mut table) = (Pairs::sparse(&asked), Pairs::dense(50));
+        let mut sparse = Pairs::sparse(&asked);
+        let mut table = Pairs::dense(50);
         for (a, b) in pairs_of(&train) {
             sparse.add(a, b);
             table.add(a, b);

@@ -105,20 +105,20 @@ pub fn load(
 ) -> Result<Position, TrainError> {
     let checkpoint = deepwell_ckpt::load(&entry.path)?;
     let run = checkpoint.run();
-    let parts = Parts { path: &entry.path };
-    let guards: Guards = parts.read("guards", checkpoint.guards())?;
+    let reader = SectionReader { path: &entry.path };
+    let guards: Guards = reader.read("guards", checkpoint.guards())?;
     let guards = over_gemms(guards, engine.gemms(), note);
     let gemms = guards.in_fallback();
     if !gemms.is_empty() {
         engine.fall_back(&gemms, "in fallback when the checkpoint was written")?;
     }
-    let plan: SavedPlan = parts.read("plan", checkpoint.plan())?;
+    let plan: SavedPlan = reader.read("plan", checkpoint.plan())?;
     // A changed policy changes the precision; resuming with such a change was accepted.
     let is_same_policy = plan.policy.clone().without_forced() == *engine.policy();
     if let Some(what) =
         other_format(&plan.precision, &engine.plan().precision).filter(|_| is_same_policy)
     {
-        return Err(parts.refuse(what));
+        return Err(reader.refuse(what));
     }
     let mut buffer: Vec<u8> = Vec::new();
     for holding in holdings(engine.program(), engine.plan().parallel, engine.rank()) {
@@ -134,12 +134,12 @@ pub fn load(
         engine.executor.backend_mut().write(*range, &buffer)?;
     }
     let counters = [&run["applied_steps"], &run["skipped_steps"]];
-    let [applied, skipped] = counters.map(|count| parts.read("step counters", count));
+    let [applied, skipped] = counters.map(|count| reader.read("step counters", count));
     engine.set_applied_steps(applied?, skipped?)?;
     engine.refresh_weight_copies()?;
-    engine.set_counts(parts.read("counts", &run["counts"])?);
-    let audit = parts.read("audit", &run["audit"])?;
-    let next_batch = parts.read("data_position", &checkpoint.data_position()["next_batch"])?;
+    engine.set_counts(reader.read("counts", &run["counts"])?);
+    let audit = reader.read("audit", &run["audit"])?;
+    let next_batch = reader.read("data_position", &checkpoint.data_position()["next_batch"])?;
     Ok(Position { step: checkpoint.step(), guards, next_batch, audit })
 }
 
@@ -170,11 +170,11 @@ struct SavedPlan {
 }
 
 /// Reads the JSON parts of a checkpoint.
-struct Parts<'a> {
+struct SectionReader<'a> {
     path: &'a Path,
 }
 
-impl Parts<'_> {
+impl SectionReader<'_> {
     fn read<T: DeserializeOwned>(&self, name: &str, value: &Value) -> Result<T, TrainError> {
         serde_json::from_value(value.clone())
             .map_err(|error| self.refuse(format!("its part `{name}` is unreadable: {error}")))
@@ -209,15 +209,15 @@ mod tests {
         let plan = json!({
             "policy": policy, "precision": precision, "zero_level": 0, "stages": [{}], "later": 1,
         });
-        let parts = Parts { path: Path::new("checkpoint") };
-        let saved: SavedPlan = parts.read("plan", &plan).unwrap();
+        let reader = SectionReader { path: Path::new("checkpoint") };
+        let saved: SavedPlan = reader.read("plan", &plan).unwrap();
         assert_eq!(saved.policy, PrecisionPolicy::mxfp8());
         assert_eq!(other_format(&saved.precision, &saved.precision), None);
         let mut now = saved.precision.clone();
         now[0].format = Format::Bf16;
         let what = other_format(&saved.precision, &now).unwrap();
         assert_eq!(what, "`w` was in mxfp8 when it was written, now `w` is in bf16");
-        let error = parts.read::<SavedPlan>("plan", &json!({ "policy": policy })).err().unwrap();
+        let error = reader.read::<SavedPlan>("plan", &json!({ "policy": policy })).err().unwrap();
         assert!(error.to_string().contains("missing field `precision`"), "{error}");
     }
 }

@@ -33,17 +33,21 @@ pub(crate) fn micro_batch(settings: &Settings, given: usize) -> Option<usize> {
     (1..=given.min(rows)).rev().find(fits)
 }
 
+fn divisors(of: usize) -> impl DoubleEndedIterator<Item = usize> {
+    (1..=of).filter(move |it| of.is_multiple_of(*it))
+}
+
 /// The settings with all degrees that match their ranks, least model-parallel first: [`choose`]
 /// prefers an earlier candidate unless a later one is faster.
 pub(crate) fn candidates(settings: &Settings) -> Vec<Settings> {
     let ranks = settings.ranks;
-    let divisors = |of: usize| (1..=of).filter(move |it| of.is_multiple_of(*it));
     // Largest degrees of expert and context parallelism first: the loop keeps the first that fits.
     let most_first = |degree: usize| divisors(degree.max(1)).rev().collect::<Vec<_>>();
-    let (experts, contexts) = (most_first(settings.expert), most_first(settings.context));
+    let experts = most_first(settings.expert);
+    let contexts = most_first(settings.context);
     let both = |&context: &usize| experts.iter().map(move |&expert| (context, expert));
     let beside: Vec<(usize, usize)> = contexts.iter().flat_map(both).collect();
-    let mut found = Vec::new();
+    let mut candidates = Vec::new();
     for split in divisors(ranks) {
         for tensor in divisors(split) {
             for &(context, expert) in &beside {
@@ -59,13 +63,13 @@ pub(crate) fn candidates(settings: &Settings) -> Vec<Settings> {
                     ..settings.clone()
                 };
                 if fits(&other) {
-                    found.push(other);
+                    candidates.push(other);
                     break;
                 }
             }
         }
     }
-    found
+    candidates
 }
 
 /// Returns settings with degrees for their ranks, and a note for the user.
@@ -125,9 +129,9 @@ mod tests {
     fn degrees_that_make_up_the_ranks() {
         let check = |ranks, batch_size, tensor, expected: &[&str]| {
             let settings = Settings { ranks, batch_size, tensor, ..Settings::default() };
-            let found: Vec<String> =
+            let options: Vec<String> =
                 candidates(&settings).iter().map(|it| it.parallel().to_string()).collect();
-            assert_eq!(found, expected, "{ranks} ranks, {batch_size} sequences");
+            assert_eq!(options, expected, "{ranks} ranks, {batch_size} sequences");
             assert_eq!(fits(&settings), ranks % tensor == 0 && batch_size % (ranks / tensor) == 0);
         };
         check(1, 4, 2, &["data 1"]);
@@ -137,9 +141,9 @@ mod tests {
         check(3, 4, 2, &["data 1, pipeline 3", "data 1, tensor 3"]);
         // Context-parallel ranks stay if the degree divides the ranks.
         let joined = |settings: Settings| {
-            let found: Vec<String> =
+            let options: Vec<String> =
                 candidates(&settings).iter().map(|it| it.parallel().to_string()).collect();
-            found.join("; ")
+            options.join("; ")
         };
         let contexts = |ranks, context| {
             joined(Settings { ranks, batch_size: 12, context, ..Settings::default() })

@@ -234,7 +234,8 @@ impl<'r> Fit<'r> {
         if is_first {
             self.last_end = Instant::now();
         }
-        let (began, waited_before) = (Instant::now(), self.engine.peers.waited());
+        let began = Instant::now();
+        let waited_before = self.engine.peers.waited();
         let begun = if self.settings.audit && step == 1 {
             let mut audit = Audit::new(self.engine.program());
             let observed =

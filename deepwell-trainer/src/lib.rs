@@ -38,6 +38,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
+mod atomic_write;
 pub mod audit;
 mod auto_precision;
 pub mod baselines;
@@ -103,7 +104,7 @@ pub use learning_rate::LearningRateSchedule;
 pub use rank_times::RankTime;
 pub use routers::with_routers;
 pub use run_folder::{RunChange, RunFolder, RunIdentity, RunRecord, Start};
-pub use run_report::RankPlace;
+pub use run_report::RankCoordinates;
 pub use settings::Settings;
 pub use source::{
     BYTES, ChosenTokenizer, ModelSource, SpecialTokens, StoredParameter, open_tokenizer,

@@ -28,11 +28,11 @@ impl PlanFile {
     /// cluster yet; the plan contains the reason.
     pub fn read(path: &Path) -> Result<PlanFile, TrainError> {
         let text = std::fs::read_to_string(path).map_err(TrainError::io(path))?;
-        let place = path.display();
+        let file = path.display();
         let refuse = |got: String, hint: &str| TrainError::Setting {
             setting: "plan",
             expected: "what `deepwell plan MODEL --json` prints".to_string(),
-            got: format!("{place}: {got}"),
+            got: format!("{file}: {got}"),
             hint: Some(hint.to_string()),
         };
         let again = "`deepwell plan MODEL --json > plan.json` makes one";

@@ -107,7 +107,8 @@ impl Profile {
     pub fn of(engine: &mut Engine) -> Result<Profile, TrainError> {
         let step_s = engine.step_time().map(|time| time.since_staged_s);
         let times = engine.profile_step()?;
-        let (device, program) = (engine.device().to_string(), engine.program());
+        let device = engine.device().to_string();
+        let program = engine.program();
         let profile = Profile::from_times(program, engine.hardware(), device, &times);
         let ranks = RankExchanges::of(program, &profile.calls, step_s);
         Ok(Profile { ranks, ..profile })

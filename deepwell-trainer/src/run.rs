@@ -12,6 +12,7 @@ use deepwell_ir::{Ranks, TensorPrecision};
 use deepwell_plan::{PrecisionFallback, format_bytes};
 use serde::{Deserialize, Serialize};
 
+use crate::atomic_write::write_atomically;
 use crate::checkpoint;
 use crate::data::{DataOptions, Dataset, DatasetSummary, TokenCache};
 use crate::elastic;
@@ -21,8 +22,8 @@ use crate::fit::{Batches, Fit};
 use crate::formats::quantized_formats;
 use crate::memory_sampler::{self, MemorySampler};
 use crate::profile::RankProfiles;
-use crate::run_folder::{Opened, RunFolder, Start, write_whole};
-use crate::run_report::{self, RankPlace, rank_map};
+use crate::run_folder::{Opened, RunFolder, Start};
+use crate::run_report::{self, RankCoordinates, rank_map};
 use crate::settings_unused::{self, RunFacts};
 use crate::trainer::{FitReport, Progress};
 use crate::world::Member;
@@ -59,7 +60,7 @@ pub struct RunSummary {
     pub ranks: usize,
     /// Each rank's share of the plan, for several ranks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub rank_map: Vec<RankPlace>,
+    pub rank_map: Vec<RankCoordinates>,
     /// Predicted peak memory, the sum over ranks that share it.
     pub peak_bytes_predicted: u64,
     /// Highest anonymous resident memory, or GPU memory as counted by the driver, less its value
@@ -126,7 +127,8 @@ pub struct DataFacts {
 impl DataFacts {
     fn of(data: &DatasetSummary) -> DataFacts {
         let DatasetSummary { vocab_size, tokens_train, tokens_heldout, .. } = *data;
-        let (source, tokenizer) = (data.source.clone(), data.tokenizer.clone());
+        let source = data.source.clone();
+        let tokenizer = data.tokenizer.clone();
         let skipped_files = data.skipped_files.clone();
         DataFacts { source, tokenizer, vocab_size, tokens_train, tokens_heldout, skipped_files }
     }
@@ -334,7 +336,7 @@ pub(crate) fn run_as(
     };
     if is_first {
         let text = serde_json::to_string_pretty(&summary).expect("a summary is plain data");
-        write_whole(&path, &text)?;
+        write_atomically(&path, &text)?;
         run_report::write(&summary)?;
     }
     Ok(summary)
@@ -360,8 +362,8 @@ fn write_masters(
     if any_loaded && world.local_size() < world.size() {
         let parameters = world.first().graph().parameters();
         let names: Vec<String> = parameters.map(|(_, tensor)| tensor.name.clone()).collect();
-        let own = hash.words(&names);
-        let of_ranks = world.on_all(|engine| engine.peers.gather(&own))?;
+        let rank_hash = hash.words(&names);
+        let of_ranks = world.on_all(|engine| engine.peers.gather(&rank_hash))?;
         of_ranks.iter().flatten().for_each(|words| hash.add_words(&names, words));
     }
     Ok(any_loaded.then(|| hash.hash()))

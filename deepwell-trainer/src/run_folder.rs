@@ -10,7 +10,7 @@
 //! run are never used. Results are deleted only on request, by [`Start::Overwrite`].
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::TrainError;
+use crate::atomic_write::write_atomically;
 use crate::clock::utc_now;
 use crate::fingerprint::{Difference, Fingerprint, differences};
 use crate::lock::OutputLock;
@@ -295,7 +296,7 @@ impl RunFolder {
 
     fn write_record(&self, record: &RunRecord) -> Result<(), TrainError> {
         let text = serde_json::to_string_pretty(record).expect("a record is plain data");
-        write_whole(&self.out.join(RECORD), &text)
+        write_atomically(&self.out.join(RECORD), &text)
     }
 }
 
@@ -324,31 +325,6 @@ impl Progress for Watched<'_> {
 fn are_other_ranks(differences: &[Difference]) -> bool {
     let may_differ = |it: &Difference| it.is_of_ranks() || it.follows_ranks();
     differences.iter().any(Difference::is_of_ranks) && differences.iter().all(may_differ)
-}
-
-/// Writes and syncs a temporary file, and renames it: a reader sees either the former file or the
-/// new one.
-pub(crate) fn write_whole(path: &Path, text: &str) -> Result<(), TrainError> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    let write = || {
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".deepwell-");
-        // A temporary file is private to its user; the result gets the usual permissions.
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let mut file = builder.tempfile_in(folder)?;
-        file.write_all(text.as_bytes())?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|error| error.error)?;
-        if cfg!(unix) {
-            fs::File::open(folder)?.sync_all()?;
-        }
-        Ok(())
-    };
-    write().map_err(TrainError::io(path))
 }
 
 /// The results in a folder.

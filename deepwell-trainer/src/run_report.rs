@@ -7,6 +7,7 @@ use deepwell_plan::{DryRun, Plan, format_bytes};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::atomic_write::write_atomically;
 use crate::data::grouped;
 use crate::rank_times::straggler;
 use crate::report::{
@@ -14,7 +15,6 @@ use crate::report::{
     html_page,
 };
 use crate::run::{DataFacts, RunSummary};
-use crate::run_folder::write_whole;
 use crate::{ExpertRecord, ExpertRows, Record, Settings, TrainError, Trainer};
 
 /// Name of the page in an output folder.
@@ -22,7 +22,7 @@ pub(crate) const PAGE: &str = "report.html";
 
 /// Part of a plan on one rank.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RankPlace {
+pub struct RankCoordinates {
     /// The rank.
     pub rank: u32,
     /// Index of the part of a step's sequences, from 0.
@@ -42,16 +42,16 @@ pub struct RankPlace {
 }
 
 /// Returns the places of all ranks of a plan for the given number of layers.
-pub(crate) fn rank_map(plan: &Plan, prediction: &DryRun, layers: usize) -> Vec<RankPlace> {
+pub(crate) fn rank_map(plan: &Plan, prediction: &DryRun, layers: usize) -> Vec<RankCoordinates> {
     let parallel = plan.parallel;
-    let place = |rank: usize| {
+    let coordinates = |rank: usize| {
         let is_of = |id: u32| id as usize == rank;
         let report = prediction
             .ranks
             .iter()
             .find(|report| is_of(report.rank) || report.alike.iter().any(|&id| is_of(id)));
         let pipeline = parallel.pipeline_place(rank);
-        RankPlace {
+        RankCoordinates {
             rank: rank as u32,
             data: parallel.data_place(rank),
             tensor: parallel.tensor_place(rank),
@@ -62,7 +62,7 @@ pub(crate) fn rank_map(plan: &Plan, prediction: &DryRun, layers: usize) -> Vec<R
             bytes_on_link: report.map_or(0, |report| report.bytes_on_link),
         }
     };
-    (0..parallel.world_size()).map(place).collect()
+    (0..parallel.world_size()).map(coordinates).collect()
 }
 
 /// The layers of stage `place` in a pipeline of `ranks` stages, whose chunks have `stages` layers.
@@ -88,7 +88,7 @@ pub(crate) fn write(summary: &RunSummary) -> Result<(), TrainError> {
     // Ignore invalid lines: they must not prevent the page.
     let records: Vec<Record> =
         text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    write_whole(&out.join(PAGE), &page(summary, &records, out))
+    write_atomically(&out.join(PAGE), &page(summary, &records, out))
 }
 
 /// Name of the precision, with the choice of `auto`.
@@ -199,20 +199,23 @@ fn duration(seconds: f64) -> String {
 
 /// The settings that differ from their defaults, with their keys in a run file.
 fn differences(settings: &Settings) -> Vec<Block> {
-    let values = |settings: &Settings| {
-        let mut flat = BTreeMap::new();
-        // Settings are plain data.
-        flatten("", &serde_json::to_value(settings).unwrap_or_default(), &mut flat);
-        flat
-    };
-    let (own, default) = (values(settings), values(&Settings::default()));
+    let given = flat_values(settings);
+    let default = flat_values(&Settings::default());
     let mut pairs = KeyValueTable::default();
-    for (key, value) in own.into_iter().filter(|(key, value)| default.get(key) != Some(value)) {
+    for (key, value) in given.into_iter().filter(|(key, value)| default.get(key) != Some(value)) {
         pairs = pairs.row(key, value);
     }
     let text = "Settings that are not the default, by their keys in a run file; values that the \
                 run has chosen itself are among them.";
     vec![Block::Text(text.to_string()), Block::KeyValues(pairs)]
+}
+
+/// All settings by their keys in a run file.
+fn flat_values(settings: &Settings) -> BTreeMap<String, String> {
+    let mut flat = BTreeMap::new();
+    // Settings are plain data.
+    flatten("", &serde_json::to_value(settings).unwrap_or_default(), &mut flat);
+    flat
 }
 
 /// Flattens values with their keys, those of tables as `table.key`. Null values are omitted.
@@ -259,13 +262,14 @@ fn ranks(summary: &RunSummary) -> Vec<Block> {
     if !times.is_empty() {
         columns.extend(["works a step", "in exchanges"].map(str::to_string));
     }
-    let row = |place: &RankPlace| -> Vec<String> {
-        let places = [place.data, place.tensor, place.pipeline, place.expert];
-        let mut row = vec![place.rank.to_string()];
-        row.extend(places.map(|it| it.to_string()));
-        row.push(place.layers.clone());
-        row.extend([place.peak_bytes, place.bytes_on_link].map(format_bytes));
-        if let Some(time) = times.iter().find(|time| time.rank == place.rank) {
+    let row = |coordinates: &RankCoordinates| -> Vec<String> {
+        let degrees =
+            [coordinates.data, coordinates.tensor, coordinates.pipeline, coordinates.expert];
+        let mut row = vec![coordinates.rank.to_string()];
+        row.extend(degrees.map(|it| it.to_string()));
+        row.push(coordinates.layers.clone());
+        row.extend([coordinates.peak_bytes, coordinates.bytes_on_link].map(format_bytes));
+        if let Some(time) = times.iter().find(|time| time.rank == coordinates.rank) {
             row.extend([time.busy_s, time.waited_s].map(|it| format!("{:.1} ms", it * 1e3)));
         }
         row

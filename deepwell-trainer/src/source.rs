@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use bytemuck::cast_slice;
 use deepwell_ir::capture::{
     ArchiveTensor, CaptureNotes, ModelConfig, ModelFolder, OpaqueCall, ParameterRole, Pt2Model,
-    StoredPart, StoredTensor, WeightFiles,
+    StoredSlice, StoredTensor, WeightFiles,
 };
 use deepwell_ir::{Graph, Op, Role, TensorKind};
 use serde_json::Value;
@@ -64,7 +64,7 @@ pub struct StoredParameter {
     /// Shape of the parameter.
     pub shape: Vec<usize>,
     /// Location of the parameter.
-    pub part: StoredPart,
+    pub part: StoredSlice,
     /// Whether the parameter is written in F32 even if others are BF16: the steps of a selection
     /// bias are smaller than BF16's resolution.
     pub keeps_f32: bool,
@@ -177,7 +177,7 @@ impl ModelSource {
     ///
     /// # Errors
     /// A parameter of an exported graph is missing in its archive.
-    pub fn stored_parts(&self) -> Result<Vec<StoredParameter>, TrainError> {
+    pub fn stored_slices(&self) -> Result<Vec<StoredParameter>, TrainError> {
         let refuse = |name: &str| TrainError::Setting {
             setting: "model",
             expected: format!("`{name}` in tensors of F32, BF16 or F16"),
@@ -187,13 +187,14 @@ impl ModelSource {
         match &self.description {
             Description::Config(config) => {
                 let mut all = Vec::new();
-                for (spec, parts) in (**config).clone().unpacked().stored_parts() {
+                for (spec, parts) in (**config).clone().unpacked().stored_slices() {
                     let is_head = spec.role == ParameterRole::Head;
                     for mut part in parts {
                         if matches!(**config, ModelConfig::Gpt2(_)) && !is_head {
                             part.name = format!("transformer.{}", part.name);
                         }
-                        let (name, shape) = (spec.name.clone(), spec.shape.clone());
+                        let name = spec.name.clone();
+                        let shape = spec.shape.clone();
                         let keeps_f32 = spec.role == ParameterRole::SelectionBias;
                         all.push(StoredParameter { name, shape, part, keeps_f32 });
                     }
@@ -293,7 +294,8 @@ impl ModelSource {
     pub fn check_trainable(&self, trains_frozen: bool) -> Result<(), TrainError> {
         let Description::Exported(model) = &self.description else { return Ok(()) };
         let refuse = |expected: &str, got: String, hint: &str| {
-            let (expected, hint) = (expected.to_string(), Some(hint.to_string()));
+            let expected = expected.to_string();
+            let hint = Some(hint.to_string());
             Err(TrainError::Setting { setting: "model", expected, got, hint })
         };
         let opaque = model.opaque();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bytemuck::cast_slice;
 use deepwell_ckpt::hf;
-use deepwell_ir::capture::{ModelFolder, StoredPart, StoredTensor};
+use deepwell_ir::capture::{ModelFolder, StoredSlice, StoredTensor};
 use deepwell_ir::{Program, ValueId};
 
 use crate::{Engine, TrainError};
@@ -85,8 +85,8 @@ fn check_tied_head(folder: &hf::ModelFolder, stored: &[StoredTensor]) -> Result<
 pub fn load_model_folder(target: &mut dyn MasterWeights, path: &Path) -> Result<(), TrainError> {
     // Names, shapes and types are checked before anything is read.
     let model = ModelFolder::open_any(path)?;
-    let parts = model.config.stored_parts().into_iter().map(|(spec, parts)| (spec.name, parts));
-    let parts: HashMap<String, Vec<StoredPart>> = parts.collect();
+    let parts = model.config.stored_slices().into_iter().map(|(spec, parts)| (spec.name, parts));
+    let parts: HashMap<String, Vec<StoredSlice>> = parts.collect();
     let folder = hf::open_model_folder(path)?;
     check_tied_head(&folder, &model.tensors)?;
     let mut buffer: Vec<f32> = Vec::new();
@@ -109,13 +109,13 @@ pub fn load_model_folder(target: &mut dyn MasterWeights, path: &Path) -> Result<
                 None => folder.read_f32_into(stored, &part.shape, &mut buffer)?,
                 Some(packing) => packed::read(&folder, part, packing, &mut buffer)?,
             }
-            let own = part.extract(&buffer, shape).ok_or_else(|| TrainError::Setting {
+            let slice = part.extract(&buffer, shape).ok_or_else(|| TrainError::Setting {
                 setting: "model",
                 expected: format!("`{stored}` to hold `{}` {shape:?}", state.name),
                 got: format!("{:?}", part.shape),
                 hint: None,
             })?;
-            values.copy_from_slice(&own);
+            values.copy_from_slice(&slice);
         }
         target.write_master(state.master, cast_slice(&values))?;
     }

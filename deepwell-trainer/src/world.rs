@@ -232,7 +232,7 @@ impl World {
             }
             Ties::Threads(monitor) => monitor,
         };
-        let [own, others @ ..] = &mut self.engines[..] else { return Ok(Vec::new()) };
+        let [leader, others @ ..] = &mut self.engines[..] else { return Ok(Vec::new()) };
         let running = Running::of(others.len() + 1);
         let when_stuck = self.when_stuck.as_ref();
         // A failing rank informs the other ranks first, because they may wait for this rank.
@@ -266,13 +266,13 @@ impl World {
                 })
                 .collect();
             let guard = Ending { monitor, running, rank: 0 };
-            let own = tell(0, first(own));
+            let leader = tell(0, first(leader));
             drop(guard);
             let others = threads.into_iter().map(|thread| match thread {
                 Ok(thread) => thread.join(),
                 Err(not_started) => Ok(not_started),
             });
-            std::iter::once(Ok(own)).chain(others).collect()
+            std::iter::once(Ok(leader)).chain(others).collect()
         });
         let joined: thread::Result<Vec<Result<T, TrainError>>> = joined.into_iter().collect();
         let results = joined.unwrap_or_else(|panic| resume_unwind(panic));
@@ -339,9 +339,9 @@ impl Lowered {
         let is_alike = |(first, _): &&(Planned, Program)| {
             parallel.class(first.program.rank as usize) == parallel.class(rank)
         };
-        let known = classes.iter().find(is_alike).cloned();
-        let (of_class, evaluation) = match known {
-            Some(known) => known,
+        let compiled = classes.iter().find(is_alike).cloned();
+        let (of_class, evaluation) = match compiled {
+            Some(compiled) => compiled,
             None => {
                 let planned = planned.of_rank(rank, graph, catalog, target)?;
                 let Planned { plan, program, .. } = &planned;

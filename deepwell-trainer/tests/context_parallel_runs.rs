@@ -7,16 +7,16 @@ use deepwell_precision::PrecisionPolicy;
 use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::{CompileOptions, Parallel, Settings, Start, World};
 
-use rank_runs::{Place, go, go_until, metrics, tensors};
+use rank_runs::{TestFolder, go, go_until, metrics, tensors};
 
 /// Settings of so many ranks, `context` of which share each sequence.
-fn settings(place: &Place, out: &str, context: usize, ranks: usize) -> Settings {
+fn settings(place: &TestFolder, out: &str, context: usize, ranks: usize) -> Settings {
     Settings { context, ..place.settings(out, ranks) }
 }
 
 #[test]
 fn rings_train_and_evaluate_as_one_rank_does() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let alone = go(&settings(&place, "alone", 1, 1), Start::New).unwrap();
     let (of_alone, evaluations_of_alone) = metrics(&place.path("alone"));
     for (name, context, ranks, zero) in [("ring", 2, 2, 0), ("both", 2, 4, 1)] {
@@ -42,7 +42,7 @@ fn rings_train_and_evaluate_as_one_rank_does() {
 
 #[test]
 fn rings_go_on_where_they_stopped() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let whole = Settings { zero: 1, ..settings(&place, "whole", 2, 4) };
     let summary = go(&whole, Start::New).unwrap();
     let parts = Settings { out: place.path("parts"), ..whole.clone() };

@@ -13,11 +13,11 @@ use deepwell_trainer::profile::Profile;
 use deepwell_trainer::run::{RunOptions, run};
 use deepwell_trainer::{Record, RunRecord, Settings, Start, TrainError, Trainer};
 
-use rank_runs::{Place, go, go_on_until, go_until, metrics, tensors};
+use rank_runs::{TestFolder, go, go_on_until, go_until, metrics, tensors};
 
 #[test]
 fn a_run_of_ranks_is_one_run() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let [one, two] = [1, 2].map(|ranks| place.settings(&format!("of-{ranks}"), ranks));
     let (alone, together) = (go(&one, Start::New).unwrap(), go(&two, Start::New).unwrap());
     assert_eq!((alone.ranks, together.ranks), (1, 2));
@@ -39,7 +39,7 @@ fn a_run_of_ranks_is_one_run() {
 /// both waited for ever.
 #[test]
 fn ranks_with_parts_of_weights_evaluate_an_odd_number_of_windows() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let of = |name: &str, ranks, zero| {
         let settings = place.settings(name, ranks);
         let rank_timeout_s = 60;
@@ -53,7 +53,7 @@ fn ranks_with_parts_of_weights_evaluate_an_odd_number_of_windows() {
 /// Users see one run: times by rank in metrics, summary and page, and who has what.
 #[test]
 fn ranks_are_seen() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let of = |name: &str, ranks| Settings { steps: 12, ..place.settings(name, ranks) };
     let two = Settings { pipeline: 2, ..of("stages-of-two", 4) };
     let summary = go(&two, Start::New).unwrap();
@@ -89,7 +89,7 @@ fn ranks_are_seen() {
 /// what computes.
 #[test]
 fn a_profile_has_all_ranks() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let two = Settings { zero: 3, ..place.settings("profiled", 2) };
     let options = RunOptions { profile: true, ..RunOptions::default() };
     run(&two, options, Arc::new(AtomicBool::new(false)), &mut ()).unwrap();
@@ -122,7 +122,7 @@ fn a_profile_has_all_ranks() {
 /// Copies from which checkpoints are written are predicted, whoever writes which part.
 #[test]
 fn copies_for_checkpoints_are_predicted() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let whole = place.settings("direct", 4);
     assert_eq!(go(&whole, Start::New).unwrap().pinned_bytes_predicted, 0);
     let copied = Settings { async_checkpoints: true, ..place.settings("copied", 4) };
@@ -143,7 +143,7 @@ fn copies_for_checkpoints_are_predicted() {
 
 #[test]
 fn ranks_go_on_where_they_stopped() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let whole = place.settings("whole", 3);
     let whole = Settings { batch_size: 6, ..whole };
     let summary = go(&whole, Start::New).unwrap();
@@ -160,7 +160,7 @@ fn ranks_go_on_where_they_stopped() {
 /// takes its parts again.
 #[test]
 fn shared_optimizer_state_is_saved_whole() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let whole = place.settings("whole", 4);
     let expected = go(&whole, Start::New).unwrap();
     let shared = Settings { zero: 1, ..place.settings("shared", 4) };
@@ -192,7 +192,7 @@ fn shared_optimizer_state_is_saved_whole() {
 /// stays, and every step takes the batch that would have come. Only sums are made in another order.
 #[test]
 fn a_run_goes_on_with_other_ranks() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let of = |name: &str, ranks| Settings {
         batch_size: 12,
         micro_batch: None,
@@ -250,7 +250,7 @@ fn state_by_name(out: &Path) -> BTreeMap<(Section, String), Vec<u8>> {
 /// Gradients in slices, and weights too: the same run, and each goes on from what another saved.
 #[test]
 fn gradients_and_weights_in_slices_are_one_run() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let whole = place.settings("whole", 4);
     let expected = go(&whole, Start::New).unwrap();
     let of_whole = state_by_name(&whole.out);
@@ -279,7 +279,7 @@ fn gradients_and_weights_in_slices_are_one_run() {
 /// Weights leave for a Hugging Face folder from the slices of ranks, and come from one into stages.
 #[test]
 fn hugging_face_folders_are_those_of_any_ranks() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let exported = |settings: &Settings| {
         go(settings, Start::New).unwrap();
         let listed = deepwell_ckpt::list(&Trainer::checkpoints_path(&settings.out)).unwrap();
@@ -320,7 +320,7 @@ fn hugging_face_folders_are_those_of_any_ranks() {
 /// has saved: two stages, then one rank, then two stages again.
 #[test]
 fn a_pipeline_is_one_run() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let stages = |name: &str, pipeline, zero| Settings {
         pipeline,
         zero,

@@ -12,10 +12,10 @@ use deepwell_trainer::metrics::StepLine;
 use deepwell_trainer::run::{RunOptions, run};
 use deepwell_trainer::{Progress, RunRecord, Settings, Start};
 
-use rank_runs::{Place, go, go_on_until, go_until, metrics};
+use rank_runs::{TestFolder, go, go_on_until, go_until, metrics};
 
 /// Twelve sequences a step of a model that two ranks can split.
-fn settings(place: &Place, out: &str, ranks: usize) -> Settings {
+fn settings(place: &TestFolder, out: &str, ranks: usize) -> Settings {
     let preset = LlamaConfig::preset("llama-micro").unwrap();
     let config = LlamaConfig {
         num_heads: 4,
@@ -46,7 +46,7 @@ impl Progress for Notes {
 /// divide the ranks, and else with others, chosen anew and said once.
 #[test]
 fn degrees_are_chosen_anew_for_the_ranks_that_are_left() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let of = |name: &str, ranks| settings(&place, name, ranks);
     let whole = of("whole", 4);
     go(&whole, Start::New).unwrap();
@@ -89,7 +89,7 @@ fn degrees_are_chosen_anew_for_the_ranks_that_are_left() {
 /// there is no way.
 #[test]
 fn ranks_that_cannot_go_on_as_they_were_are_told() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let of = |ranks| settings(&place, "told", ranks);
     assert!(go_until(&of(4), 2).fit.interrupted);
     let mut notes = Notes::default();

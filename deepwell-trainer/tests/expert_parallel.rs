@@ -159,9 +159,9 @@ struct Run {
 }
 
 /// A gradient of a rank, and which slice of it that is.
-type Part = (String, Option<Split>, Vec<usize>, Vec<f32>);
+type TensorSlice = (String, Option<Split>, Vec<usize>, Vec<f32>);
 
-fn gradients(engine: &mut Engine) -> Result<Vec<Part>, TrainError> {
+fn gradients(engine: &mut Engine) -> Result<Vec<TensorSlice>, TrainError> {
     let program = engine.program().clone();
     let mut parts = Vec::new();
     for state in &program.parameters {
@@ -175,7 +175,7 @@ fn gradients(engine: &mut Engine) -> Result<Vec<Part>, TrainError> {
 }
 
 /// Whole tensors of what ranks have of them.
-fn join(of_ranks: &[Vec<Part>]) -> Vec<(String, Vec<f32>)> {
+fn join(of_ranks: &[Vec<TensorSlice>]) -> Vec<(String, Vec<f32>)> {
     let joined = |index: usize| {
         let (name, split, shape, values) = &of_ranks[0][index];
         let Some(split) = split else { return (name.clone(), values.clone()) };
@@ -241,7 +241,8 @@ fn train(
         let are_equal = !fault.is_sound() || bits(others) == bits(outcomes);
         assert!(are_equal, "rank {rank} saw other losses or norms");
     }
-    let gradients: Vec<Vec<Part>> = ends.iter().map(|(_, gradients)| gradients.clone()).collect();
+    let gradients: Vec<Vec<TensorSlice>> =
+        ends.iter().map(|(_, gradients)| gradients.clone()).collect();
     Run {
         losses: outcomes.iter().map(|it| it[0]).collect(),
         norms: outcomes.iter().map(|it| it[1]).collect(),

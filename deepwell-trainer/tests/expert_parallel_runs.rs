@@ -10,7 +10,7 @@ use deepwell_ir::{Graph, ValueId};
 use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::{CompileOptions, Parallel, Settings, Start, Trainer, World, checkpoint};
 
-use rank_runs::{Place, go, go_until, metrics, tensors};
+use rank_runs::{TestFolder, go, go_until, metrics, tensors};
 
 fn hardware() -> Hardware {
     Hardware::cpu_only(Cpu::described("two cores", 2, 2_600_000_000, &["avx2", "fma"], 4 << 30))
@@ -20,7 +20,7 @@ fn graph() -> Graph {
     capture(&LlamaConfig::preset("moe-micro").unwrap()).unwrap()
 }
 
-fn settings(place: &Place, out: &str, data: usize, expert: usize) -> Settings {
+fn settings(place: &TestFolder, out: &str, data: usize, expert: usize) -> Settings {
     Settings { model: "moe-micro".to_string(), expert, ..place.settings(out, data) }
 }
 
@@ -35,7 +35,7 @@ fn parallel(data: usize, expert: usize) -> Parallel {
 
 #[test]
 fn any_world_loads_what_another_saved() {
-    let place = Place::new();
+    let place = TestFolder::new();
     for (data, expert) in [(1, 1), (2, 2), (4, 2)] {
         let name = format!("expert-{data}-{expert}");
         let saved = Settings { steps: 2, ..settings(&place, &name, data, expert) };
@@ -87,7 +87,7 @@ fn any_world_loads_what_another_saved() {
 /// Held-out windows that ranks cannot share evenly are evaluated all the same.
 #[test]
 fn ranks_go_on_where_they_stopped() {
-    let place = Place::new();
+    let place = TestFolder::new();
     for (name, data, expert) in [("two", 2, 2), ("four", 4, 2)] {
         let whole = Settings { eval_tokens: 160, ..settings(&place, name, data, expert) };
         let summary = go(&whole, Start::New).unwrap();
@@ -103,7 +103,7 @@ fn ranks_go_on_where_they_stopped() {
 
 #[test]
 fn a_run_goes_on_with_other_ranks() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let run = settings(&place, "run", 2, 2);
     assert!(go_until(&run, 2).fit.interrupted);
     let one = Settings { expert: 1, ranks: 1, ..run.clone() };

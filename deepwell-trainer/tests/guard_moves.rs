@@ -11,7 +11,7 @@ use deepwell_trainer::metrics::StepLine;
 use deepwell_trainer::run::{RunOptions, run};
 use deepwell_trainer::{Progress, Settings};
 
-use rank_runs::Place;
+use rank_runs::TestFolder;
 
 /// What the guards say.
 #[derive(Default)]
@@ -41,7 +41,7 @@ fn calm() -> GuardConfig {
     }
 }
 
-fn settings(place: &Place, out: &str) -> Settings {
+fn settings(place: &TestFolder, out: &str) -> Settings {
     Settings {
         steps: 8,
         seq_len: 16,
@@ -89,7 +89,7 @@ fn check(settings: &Settings, reason: &str) {
 
 #[test]
 fn underflow_moves_gemms_and_brings_them_back() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let guards = GuardConfig { underflow_fraction_max: 0.0, ..calm() };
     let settings = Settings { guards, ..settings(&place, "underflow") };
     check(&settings, "of the elements of a tensor underflowed to zero");
@@ -97,7 +97,7 @@ fn underflow_moves_gemms_and_brings_them_back() {
 
 #[test]
 fn saturation_moves_gemms_and_brings_them_back() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let guards = GuardConfig { saturation_fraction_max: 0.0, ..calm() };
     let precision = "mxfp8-floor".to_string();
     let settings = Settings { guards, precision, ..settings(&place, "saturation") };
@@ -106,7 +106,7 @@ fn saturation_moves_gemms_and_brings_them_back() {
 
 #[test]
 fn growth_moves_gemms_and_brings_them_back() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let guards = GuardConfig { amax_growth_max: 0.5, ..calm() };
     let settings = Settings { guards, ..settings(&place, "growth") };
     check(&settings, "is more than 0.5 times its median");
@@ -114,7 +114,7 @@ fn growth_moves_gemms_and_brings_them_back() {
 
 #[test]
 fn a_spike_moves_gemms_and_brings_them_back() {
-    let place = Place::new();
+    let place = TestFolder::new();
     // Half of all losses are above the median, and some measure is above half of its own.
     let guards = GuardConfig {
         loss_window: 4,

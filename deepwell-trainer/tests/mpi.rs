@@ -14,14 +14,14 @@ use deepwell_trials::{skip, trial};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A folder with a text to train on.
-struct Place(tempfile::TempDir);
+struct TestFolder(tempfile::TempDir);
 
-impl Place {
-    fn new() -> Place {
+impl TestFolder {
+    fn new() -> TestFolder {
         if Command::new("mpirun").arg("--version").output().is_err() {
             skip("there is no mpirun: Debian's package openmpi-bin has it");
         }
-        let place = Place(tempfile::tempdir().expect("a temporary folder"));
+        let place = TestFolder(tempfile::tempdir().expect("a temporary folder"));
         let words = (0..2000u32).map(|index| format!("{} ", index.wrapping_mul(2_654_435_761)));
         fs::write(place.path("text.txt"), words.collect::<String>()).expect("a file");
         place
@@ -86,7 +86,7 @@ fn newest_checkpoint(out: &Path) -> PathBuf {
 
 trial!(processes_have_the_bits_of_threads);
 fn processes_have_the_bits_of_threads() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let run = |command: &mut Command| {
         let output = command.output().expect("a shell and mpirun");
         assert!(output.status.success(), "{command:?}: {}", text(&output));
@@ -139,7 +139,7 @@ fn end_of(mut process: std::process::Child) -> Output {
 
 trial!(a_rank_that_is_killed_ends_the_others);
 fn a_rank_that_is_killed_ends_the_others() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let train = place.train("out", "--model llama-micro --batch-size 3 --steps 100000");
     let ids = place.path("rank");
     let prepare = format!("echo $$ > {}-$OMPI_COMM_WORLD_RANK;", ids.display());
@@ -169,7 +169,7 @@ fn a_rank_that_is_killed_ends_the_others() {
 
 trial!(ranks_that_cannot_train_together_say_so_once);
 fn ranks_that_cannot_train_together_say_so_once() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let check = |name: &str, prepare: &str, more: &str, expected: &str| {
         let train = place.train(name, &format!("--model llama-micro --batch-size 4 {more}"));
         let output = end_of(place.mpirun(2, prepare, &train).spawn().expect("mpirun"));

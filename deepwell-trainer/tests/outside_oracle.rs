@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use deepwell_ir::capture::{LlamaConfig, ModelConfig, StoredPart, capture_for_sequence};
+use deepwell_ir::capture::{LlamaConfig, ModelConfig, StoredSlice, capture_for_sequence};
 use deepwell_ir::ops::IGNORED_TARGET;
 use deepwell_ir::{Call, Instance, Program};
 use deepwell_kernels::{Backend, KernelError, Observer};
@@ -30,7 +30,7 @@ struct Case {
     name: String,
     config: LlamaConfig,
     /// The stored tensors of each parameter.
-    parts: HashMap<String, Vec<StoredPart>>,
+    parts: HashMap<String, Vec<StoredSlice>>,
     bytes: Vec<u8>,
     batch: usize,
     seq: usize,
@@ -44,7 +44,7 @@ impl Case {
         let bytes = std::fs::read(folder.join(format!("{name}.safetensors"))).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let shape = file.tensor("input_ids").unwrap().shape().to_vec();
-        let parts = ModelConfig::from(config.clone()).stored_parts().into_iter();
+        let parts = ModelConfig::from(config.clone()).stored_slices().into_iter();
         let parts = parts.map(|(spec, parts)| (spec.name, parts)).collect();
         let (name, batch, seq) = (name.to_string(), shape[0], shape[1]);
         Case { name, config, parts, bytes, batch, seq }

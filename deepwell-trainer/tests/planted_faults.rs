@@ -62,12 +62,12 @@ enum Fault {
 }
 
 /// A call, and which of its runs in a step, counted from 0.
-type Place = (&'static str, usize);
+type CallRun = (&'static str, usize);
 
 /// Plants `fault` at one run of a call, and passes everything on to the audit.
 struct Planted {
     audit: Audit,
-    at: Place,
+    at: CallRun,
     fault: Fault,
     times: usize,
 }
@@ -110,7 +110,7 @@ impl Observer for Planted {
     }
 }
 
-fn run_with_fault(engine: &mut Engine, at: Place, fault: Fault) -> AuditReport {
+fn run_with_fault(engine: &mut Engine, at: CallRun, fault: Fault) -> AuditReport {
     let audit = Audit::new(engine.program());
     let mut planted = Planted { audit, at, fault, times: 0 };
     step(engine, 1, &mut planted);
@@ -287,7 +287,7 @@ fn planted_faults_are_found_where_they_are() {
     let activation = ("layers.1.input_layernorm.mx", 0);
     let gradient = ("layers.1.mlp.gate_proj.wgrad", 1);
     // What is done, at which run of which call, and words that a finding must have.
-    let rows: &[(&str, Fault, Place, &[&str])] = &[
+    let rows: &[(&str, Fault, CallRun, &[&str])] = &[
         (
             "a scale byte one too high in a block of 32",
             Fault::After(raise_a_row_scale),

@@ -17,7 +17,7 @@ use deepwell_trainer::metrics::StepLine;
 use deepwell_trainer::run::{RunOptions, run};
 use deepwell_trainer::{Progress, Settings, Start, Trainer};
 
-use rank_runs::{Place, go};
+use rank_runs::{TestFolder, go};
 
 /// What guards do: step, event and weight, and why.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,7 +75,7 @@ fn dense() -> LlamaConfig {
     }
 }
 
-fn settings(place: &Place, out: &str, model: String, guards: GuardConfig) -> Settings {
+fn settings(place: &TestFolder, out: &str, model: String, guards: GuardConfig) -> Settings {
     Settings {
         model,
         guards,
@@ -95,7 +95,7 @@ fn settings(place: &Place, out: &str, model: String, guards: GuardConfig) -> Set
 type Tensor = (String, Vec<usize>, Vec<f32>);
 
 /// A model folder of fresh weights with something planted.
-fn planted(place: &Place, config: &str, plant: impl FnOnce(&mut [Tensor])) -> String {
+fn planted(place: &TestFolder, config: &str, plant: impl FnOnce(&mut [Tensor])) -> String {
     let path = place.path("config.json");
     fs::write(&path, config).expect("a file");
     let model = path.to_str().expect("a path").to_string();
@@ -130,7 +130,7 @@ fn planted(place: &Place, config: &str, plant: impl FnOnce(&mut [Tensor])) -> St
     to.to_str().expect("a path").to_string()
 }
 
-fn planted_in_dense(place: &Place, plant: impl FnOnce(&mut [Tensor])) -> String {
+fn planted_in_dense(place: &TestFolder, plant: impl FnOnce(&mut [Tensor])) -> String {
     planted(place, &dense().to_json().to_string(), plant)
 }
 
@@ -195,7 +195,7 @@ fn guard_underflow() -> GuardConfig {
 
 #[test]
 fn an_input_that_underflows_moves_its_gemm_alone() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let model = planted_in_dense(&place, plant_in_input_of_down);
     let settings = settings(&place, "run", model, guard_underflow());
     check_alone(&told(&settings), UNDERFLOW, &[DOWN]);
@@ -203,7 +203,7 @@ fn an_input_that_underflows_moves_its_gemm_alone() {
 
 #[test]
 fn a_weight_that_underflows_moves_its_gemm_alone() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let weight = "model.layers.1.self_attn.q_proj.weight";
     let model = planted_in_dense(&place, |tensors| {
         // One large element in each block of both axes.
@@ -218,7 +218,7 @@ fn a_weight_that_underflows_moves_its_gemm_alone() {
 
 #[test]
 fn an_input_that_several_weights_read_moves_their_gemms_together() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let model = planted_in_dense(&place, |tensors| {
         let norm = "model.layers.1.input_layernorm.weight";
         let found = tensors.iter_mut().find(|(name, ..)| name == norm).expect("the norm");
@@ -233,7 +233,7 @@ fn an_input_that_several_weights_read_moves_their_gemms_together() {
 
 #[test]
 fn clamped_scales_of_a_weight_move_its_gemm_alone() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let weight = "model.layers.1.self_attn.q_proj.weight";
     let model = planted_in_dense(&place, |tensors| {
         let new = |row, column, it: f32| if row < 32 && column < 32 { it * 1e-37 } else { it };
@@ -246,7 +246,7 @@ fn clamped_scales_of_a_weight_move_its_gemm_alone() {
 
 #[test]
 fn saturation_of_a_weight_moves_its_gemm_alone() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let weight = "model.layers.1.self_attn.k_proj.weight";
     let model = planted_in_dense(&place, |tensors| {
         // The floor rule clips what is above 1.75 binades of the largest.
@@ -261,7 +261,7 @@ fn saturation_of_a_weight_moves_its_gemm_alone() {
 /// They spread through the layers behind it, which move in later steps.
 #[test]
 fn non_finite_values_of_an_input_move_its_gemm_first() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let model = planted_in_dense(&place, |tensors| {
         let weight = "model.layers.1.mlp.up_proj.weight";
         change(tensors, weight, |_, _, it| 3e38f32.copysign(it));
@@ -273,7 +273,7 @@ fn non_finite_values_of_an_input_move_its_gemm_first() {
 /// A stack of experts is one weight: a block of one expert moves it, and no other stack.
 #[test]
 fn a_block_of_one_expert_moves_its_stack_alone() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let ModelConfig::Llama(config) = ModelConfig::preset("moe-micro").expect("a preset") else {
         panic!("another family")
     };
@@ -296,7 +296,7 @@ fn a_block_of_one_expert_moves_its_stack_alone() {
 /// spike that GEMM departs from its history, and no other.
 #[test]
 fn a_departure_at_a_loss_spike_moves_its_gemm_alone() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let text: String = (0..4000u32)
         .map(|index| {
             let rare = if index % 11 == 0 { "Z" } else { "" };
@@ -348,7 +348,7 @@ fn a_departure_at_a_loss_spike_moves_its_gemm_alone() {
 /// All ranks decide as one rank does, however they split the model.
 #[test]
 fn ranks_move_the_gemms_that_one_rank_moves() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let model = planted_in_dense(&place, plant_in_input_of_down);
     let events = |out: &str, ranks: usize, other: &dyn Fn(Settings) -> Settings| {
         let own = settings(&place, out, model.clone(), guard_underflow());

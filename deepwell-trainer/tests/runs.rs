@@ -22,11 +22,11 @@ use deepwell_trainer::{
 };
 
 /// A temporary folder with a text and a run of the smallest model on it.
-struct Place(tempfile::TempDir);
+struct TestFolder(tempfile::TempDir);
 
-impl Place {
-    fn new() -> Place {
-        let place = Place(tempfile::tempdir().expect("a temporary folder"));
+impl TestFolder {
+    fn new() -> TestFolder {
+        let place = TestFolder(tempfile::tempdir().expect("a temporary folder"));
         place.write_text("text.txt", 2_654_435_761);
         place
     }
@@ -119,7 +119,7 @@ fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 
 #[test]
 fn the_last_evaluation_reads_the_most() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let settings = Settings { eval_tokens: 512, ..place.settings() };
     let read = |settings: &Settings| -> (Vec<(u64, u64)>, Vec<f64>) {
         let summary = go(settings, Start::New).expect("a run");
@@ -146,7 +146,7 @@ fn the_last_evaluation_reads_the_most() {
 
 #[test]
 fn a_run_leaves_the_results_of_another_alone() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let (settings, out) = (place.settings(), place.path("out"));
     go(&settings, Start::New).expect("a run");
     let before = contents(&out);
@@ -186,7 +186,7 @@ fn a_run_leaves_the_results_of_another_alone() {
 /// it predicts.
 #[test]
 fn documents_are_told_apart_before_and_after() {
-    let place = Place::new();
+    let place = TestFolder::new();
     fs::create_dir(place.path("texts")).expect("a folder");
     for file in 0..60u32 {
         let words = (0..file % 7 * 3 + 1).map(|word| format!("{} ", word * file));
@@ -226,7 +226,7 @@ fn documents_are_told_apart_before_and_after() {
 /// Each setting that changes numbers is missed by its name, and only those are.
 #[test]
 fn a_run_goes_on_as_what_it_was() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let settings = place.settings();
     place.write("policy.toml", "precision = \"mxfp8\"\n");
     let settings = Settings { policy: Some(place.path("policy.toml")), ..settings };
@@ -300,7 +300,7 @@ fn a_run_goes_on_as_what_it_was() {
 
 #[test]
 fn accepted_changes_are_kept_in_the_record() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let settings = place.settings();
     go_until(&settings, 2);
     let out = place.path("out");
@@ -320,7 +320,7 @@ fn accepted_changes_are_kept_in_the_record() {
 
 #[test]
 fn a_folder_that_another_process_writes_to_is_refused() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let out = place.path("out");
     let held = OutputLock::acquire(&out).expect("a free folder");
     for start in [Start::New, Start::Resume, Start::Overwrite] {
@@ -335,7 +335,7 @@ fn a_folder_that_another_process_writes_to_is_refused() {
 /// What ran, over all parts of a run: an uninterrupted one says the same.
 #[test]
 fn counts_and_the_audit_survive_a_resumption() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let audited = |out: &str| Settings { audit: true, out: place.path(out), ..place.settings() };
     let whole = go(&audited("whole"), Start::New).expect("a run");
     let stopped = go_until(&audited("stopped"), 3);
@@ -384,7 +384,7 @@ fn loaded_weights_are_known_by_what_they_are() {
 /// A run that only measures leaves numbers and nothing to go on from, also where it is stopped.
 #[test]
 fn a_run_without_checkpoints_writes_none() {
-    let place = Place::new();
+    let place = TestFolder::new();
     for stops_after in [u64::MAX, 3] {
         let out = place.path(&format!("out-{stops_after}"));
         let settings = Settings { no_checkpoints: true, out, ..place.settings() };

@@ -139,9 +139,9 @@ struct Run {
 }
 
 /// A gradient or master of a rank, and which slice of it that is.
-type Part = (String, Option<Split>, Vec<usize>, Vec<f32>);
+type TensorSlice = (String, Option<Split>, Vec<usize>, Vec<f32>);
 
-fn parts(engine: &mut Engine, gradients: bool) -> Result<Vec<Part>, TrainError> {
+fn parts(engine: &mut Engine, gradients: bool) -> Result<Vec<TensorSlice>, TrainError> {
     let program = engine.program().clone();
     let mut parts = Vec::new();
     for state in &program.parameters {
@@ -156,7 +156,7 @@ fn parts(engine: &mut Engine, gradients: bool) -> Result<Vec<Part>, TrainError> 
 
 /// Whole tensors of what ranks have of them, by name: stages of a pipeline have some each, and
 /// replicas the same.
-fn join(of_ranks: &[Vec<Part>]) -> Vec<(String, Vec<f32>)> {
+fn join(of_ranks: &[Vec<TensorSlice>]) -> Vec<(String, Vec<f32>)> {
     let mut wholes: BTreeMap<&str, Vec<f32>> = BTreeMap::new();
     for (name, split, shape, values) in of_ranks.iter().flatten() {
         let Some(split) = split else {
@@ -221,7 +221,7 @@ fn train(graph: &Graph, options: &CompileOptions, fault: Fault, steps: usize) ->
         };
         assert_eq!(bits(others), bits(outcomes), "rank {rank} saw other losses or norms");
         for (name, split, _, own) in masters_there {
-            let same = |other: &&Part| other.0 == *name && other.1 == *split;
+            let same = |other: &&TensorSlice| other.0 == *name && other.1 == *split;
             let first = masters.iter().find(same);
             if let Some((.., first)) = first
                 && fault != Fault::NoGradientSum
@@ -234,7 +234,7 @@ fn train(graph: &Graph, options: &CompileOptions, fault: Fault, steps: usize) ->
             rank * options.parallel.pipeline >= ends.len() * (options.parallel.pipeline - 1);
         assert!(!is_last || evaluated_there == evaluated, "rank {rank}: evaluations");
     }
-    let gradients: Vec<Vec<Part>> =
+    let gradients: Vec<Vec<TensorSlice>> =
         ends.iter().map(|(_, gradients, ..)| gradients.clone()).collect();
     Run {
         losses: outcomes.iter().map(|it| it[0]).collect(),

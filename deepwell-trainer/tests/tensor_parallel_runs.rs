@@ -15,7 +15,7 @@ use deepwell_trainer::{
     CompileOptions, Engine, Parallel, Settings, Start, TrainError, Trainer, World, checkpoint,
 };
 
-use rank_runs::{Place, go, go_until, metrics, tensors};
+use rank_runs::{TestFolder, go, go_until, metrics, tensors};
 
 fn config() -> LlamaConfig {
     LlamaConfig {
@@ -37,11 +37,11 @@ fn graph() -> Graph {
 }
 
 /// Settings of so many tensor-parallel ranks, stages and data-parallel ranks.
-fn staged(place: &Place, out: &str, [tensor, pipeline, data]: [usize; 3]) -> Settings {
+fn staged(place: &TestFolder, out: &str, [tensor, pipeline, data]: [usize; 3]) -> Settings {
     Settings { pipeline, ranks: tensor * pipeline * data, ..settings(place, out, tensor, data) }
 }
 
-fn settings(place: &Place, out: &str, tensor: usize, data: usize) -> Settings {
+fn settings(place: &TestFolder, out: &str, tensor: usize, data: usize) -> Settings {
     let path = place.path("config.json");
     fs::write(&path, config().to_json().to_string()).expect("a file");
     let model = path.to_str().expect("a path").to_string();
@@ -84,7 +84,7 @@ fn expect_loaded(
 
 #[test]
 fn any_world_loads_what_another_saved() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let whole = Settings { steps: 2, ..settings(&place, "whole", 1, 1) };
     go(&whole, Start::New).unwrap();
     let expected: Vec<(Section, String, Vec<usize>)> = {
@@ -147,7 +147,7 @@ fn options(parallel: Parallel) -> CompileOptions {
 
 #[test]
 fn ranks_go_on_where_they_stopped() {
-    let place = Place::new();
+    let place = TestFolder::new();
     for (name, degrees, zero) in [
         ("two", [2, 1, 1], 0),
         ("four", [4, 1, 1], 0),
@@ -170,7 +170,7 @@ fn ranks_go_on_where_they_stopped() {
 /// Two ranks, then one, then two: each goes on from the other's weights.
 #[test]
 fn a_run_goes_on_with_other_ranks() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let run = settings(&place, "run", 2, 1);
     assert!(go_until(&run, 2).fit.interrupted);
     let one = Settings { tensor: 1, ranks: 1, ..run.clone() };

@@ -163,7 +163,7 @@ fn flip(dtype: DType, seed: u64, output: &mut [u8]) {
 
 /// Some numbers of a tensor of a parameter: which slice of it the rank has, its shape, and which
 /// elements of that these are.
-struct Part {
+struct TensorSample {
     name: String,
     split: Option<Split>,
     shape: Vec<usize>,
@@ -173,7 +173,11 @@ struct Part {
 
 /// What a rank has of all masters, or of all first moments, which after one step are gradients but
 /// for a factor.
-fn parts(engine: &mut Engine, parallel: Parallel, moments: bool) -> Result<Vec<Part>, TrainError> {
+fn parts(
+    engine: &mut Engine,
+    parallel: Parallel,
+    moments: bool,
+) -> Result<Vec<TensorSample>, TrainError> {
     let program = engine.program().clone();
     let mut parts = Vec::new();
     for state in &program.parameters {
@@ -188,7 +192,7 @@ fn parts(engine: &mut Engine, parallel: Parallel, moments: bool) -> Result<Vec<P
         let mut values = vec![0f32; value.elements()];
         engine.read_value(id, cast_slice_mut(&mut values))?;
         let (name, split, shape) = (state.name.clone(), state.split, value.shape.clone());
-        parts.push(Part { name, split, shape, range: 0..values.len(), values });
+        parts.push(TensorSample { name, split, shape, range: 0..values.len(), values });
     }
     for shard in &program.shards {
         let id = if moments { shard.first_moment } else { shard.master };
@@ -206,17 +210,23 @@ fn parts(engine: &mut Engine, parallel: Parallel, moments: bool) -> Result<Vec<P
             }
             let (name, split, shape) = (state.name.clone(), state.split, value.shape.clone());
             let values = slice[from - begin..to - begin].to_vec();
-            parts.push(Part { name, split, shape, range: from - offset..to - offset, values });
+            parts.push(TensorSample {
+                name,
+                split,
+                shape,
+                range: from - offset..to - offset,
+                values,
+            });
         }
     }
     Ok(parts)
 }
 
 /// Whole tensors of what ranks have of them, by name.
-fn join(of_ranks: Vec<Vec<Part>>) -> BTreeMap<String, Vec<f32>> {
+fn join(of_ranks: Vec<Vec<TensorSample>>) -> BTreeMap<String, Vec<f32>> {
     type Slices = BTreeMap<usize, (Option<Split>, Vec<usize>, Vec<f32>)>;
     let mut slices: BTreeMap<String, Slices> = BTreeMap::new();
-    for Part { name, split, shape, range, values } in of_ranks.into_iter().flatten() {
+    for TensorSample { name, split, shape, range, values } in of_ranks.into_iter().flatten() {
         let place = split.map_or(0, |split| split.place);
         let unknown = || (split, shape.clone(), vec![f32::NAN; shape.iter().product()]);
         let slice = slices.entry(name).or_default().entry(place).or_insert_with(unknown);

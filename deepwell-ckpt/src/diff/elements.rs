@@ -56,7 +56,7 @@ pub(super) fn compare(
     buffers: &mut [Vec<u8>; 2],
 ) -> Result<Distance, CheckpointError> {
     let dtype = a.1.dtype;
-    let ([of_a], [of_b]) = (&a.1.parts[..], &b.1.parts[..]) else {
+    let ([of_a], [of_b]) = (&a.1.entries[..], &b.1.entries[..]) else {
         let read = |(checkpoint, tensor): (&Checkpoint, &StoredTensor)| {
             checkpoint.read(tensor.section, &tensor.name)
         };

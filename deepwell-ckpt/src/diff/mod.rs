@@ -134,7 +134,7 @@ pub fn diff(a: &Path, b: &Path) -> Result<CheckpointDiff, CheckpointError> {
     let (first, second) = (load(a)?, load(b)?);
     let others: HashMap<(Section, &str), &StoredTensor> =
         second.tensors().iter().map(|tensor| (key(tensor), tensor)).collect();
-    let mut found = CheckpointDiff {
+    let mut differences = CheckpointDiff {
         a: a.to_path_buf(),
         b: b.to_path_buf(),
         steps: [first.step(), second.step()],
@@ -148,12 +148,12 @@ pub fn diff(a: &Path, b: &Path) -> Result<CheckpointDiff, CheckpointError> {
     let mut buffers = [Vec::new(), Vec::new()];
     for tensor in first.tensors() {
         let Some(&other) = others.get(&key(tensor)) else {
-            found.missing.push(lone(tensor));
+            differences.missing.push(lone(tensor));
             continue;
         };
         let (section, name) = (tensor.section, tensor.name.clone());
         if (tensor.dtype, &tensor.shape) != (other.dtype, &other.shape) {
-            found.changed.push(ChangedTensor {
+            differences.changed.push(ChangedTensor {
                 section,
                 name,
                 dtypes: [tensor.dtype, other.dtype],
@@ -162,16 +162,16 @@ pub fn diff(a: &Path, b: &Path) -> Result<CheckpointDiff, CheckpointError> {
             continue;
         }
         if has_same_checksums([(&first, tensor), (&second, other)]) {
-            found.equal += 1;
+            differences.equal += 1;
             continue;
         }
         let distance = elements::compare([(&first, tensor), (&second, other)], &mut buffers)?;
         // The same elements, split into other parts.
         if distance.differing == 0 {
-            found.equal += 1;
+            differences.equal += 1;
             continue;
         }
-        found.differing.push(TensorDifference {
+        differences.differing.push(TensorDifference {
             section,
             name,
             dtype: tensor.dtype,
@@ -182,24 +182,27 @@ pub fn diff(a: &Path, b: &Path) -> Result<CheckpointDiff, CheckpointError> {
             relative: distance.relative(),
         });
     }
-    let known: HashSet<(Section, &str)> = first.tensors().iter().map(key).collect();
-    let added = second.tensors().iter().filter(|tensor| !known.contains(&key(tensor)));
-    found.added.extend(added.map(lone));
-    Ok(found)
+    let in_first: HashSet<(Section, &str)> = first.tensors().iter().map(key).collect();
+    let added = second.tensors().iter().filter(|tensor| !in_first.contains(&key(tensor)));
+    differences.added.extend(added.map(lone));
+    Ok(differences)
 }
 
 /// Whether the manifests alone show that two tensors are equal: the same parts with the same
 /// checksums.
 fn has_same_checksums([a, b]: [(&Checkpoint, &StoredTensor); 2]) -> bool {
-    let parts = |(checkpoint, tensor): (&Checkpoint, &StoredTensor)| {
-        let entries = tensor.parts.iter().map(|&part| &checkpoint.entries()[part]);
-        let mut parts: Vec<_> = entries
-            .map(|it| (it.global_offset.clone(), it.shape.clone(), it.blake3.clone()))
-            .collect();
-        parts.sort();
-        parts
-    };
-    parts(a) == parts(b)
+    checksums(a) == checksums(b)
+}
+
+/// Offset, shape and checksum of each slice of a tensor, sorted.
+fn checksums(
+    (checkpoint, tensor): (&Checkpoint, &StoredTensor),
+) -> Vec<(Vec<usize>, Vec<usize>, String)> {
+    let entries = tensor.entries.iter().map(|&index| &checkpoint.entries()[index]);
+    let mut checksums: Vec<_> =
+        entries.map(|it| (it.global_offset.clone(), it.shape.clone(), it.blake3.clone())).collect();
+    checksums.sort();
+    checksums
 }
 
 fn key(tensor: &StoredTensor) -> (Section, &str) {

@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::IrError;
 
-/// Errors of capture. `place` is the file, or the name that the caller gave to the text.
+/// Errors of capture. `location` is the file, or the name that the caller gave to the text.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CaptureError {
@@ -30,10 +30,10 @@ pub enum CaptureError {
         hint: String,
     },
     /// Text that is not JSON.
-    #[error("{place}:{line}:{column}: not valid JSON: {message}")]
+    #[error("{location}:{line}:{column}: not valid JSON: {message}")]
     Json {
         /// The file.
-        place: String,
+        location: String,
         /// Line, from 1.
         line: usize,
         /// Column, from 1.
@@ -42,30 +42,30 @@ pub enum CaptureError {
         message: String,
     },
     /// JSON of an unexpected form.
-    #[error("{place}: expected {expected}, got {got}")]
+    #[error("{location}: expected {expected}, got {got}")]
     Form {
         /// The file.
-        place: String,
+        location: String,
         /// Expected content.
         expected: &'static str,
         /// Actual content.
         got: String,
     },
     /// A required key is missing.
-    #[error("{place}: key `{key}` is missing\nhint: {hint}")]
+    #[error("{location}: key `{key}` is missing\nhint: {hint}")]
     MissingKey {
         /// The file.
-        place: String,
+        location: String,
         /// The key.
         key: String,
         /// How to fix the problem.
         hint: String,
     },
     /// A key that capture does not know.
-    #[error("{place}: unknown key `{key}` with value `{value}`\nhint: {hint}")]
+    #[error("{location}: unknown key `{key}` with value `{value}`\nhint: {hint}")]
     UnknownKey {
         /// The file.
-        place: String,
+        location: String,
         /// The key.
         key: String,
         /// The value as JSON, shortened.
@@ -74,10 +74,10 @@ pub enum CaptureError {
         hint: String,
     },
     /// A value of the wrong type or out of range, possibly because of another key.
-    #[error("{place}: key `{key}`: expected {expected}, got `{got}`{}", hint_line(hint))]
+    #[error("{location}: key `{key}`: expected {expected}, got `{got}`{}", hint_line(hint))]
     Value {
         /// The file.
-        place: String,
+        location: String,
         /// The key.
         key: String,
         /// Allowed values.
@@ -88,10 +88,10 @@ pub enum CaptureError {
         hint: String,
     },
     /// A valid value that selects unsupported mathematics.
-    #[error("{place}: key `{key}`: value `{value}` is not supported\nhint: {hint}")]
+    #[error("{location}: key `{key}`: value `{value}` is not supported\nhint: {hint}")]
     Unsupported {
         /// The file.
-        place: String,
+        location: String,
         /// The key.
         key: String,
         /// The value as JSON, shortened.
@@ -163,10 +163,10 @@ pub enum CaptureError {
         hint: String,
     },
     /// An unreadable exported program.
-    #[error("{place}: {what}\nhint: {hint}")]
+    #[error("{location}: {what}\nhint: {hint}")]
     Export {
         /// The file.
-        place: String,
+        location: String,
         /// The problem.
         what: String,
         /// How to fix the problem.

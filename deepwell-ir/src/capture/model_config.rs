@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::json::{edit_distance, parse_object, read_text};
 use super::{
     CaptureError, CaptureNotes, Gpt2Config, LlamaConfig, ModelFamily, ModelFolder, ParameterRole,
-    ParameterSpec, StoredPart, capture, capture_for_sequence, capture_gpt2,
+    ParameterSpec, StoredSlice, capture, capture_for_sequence, capture_gpt2,
 };
 use crate::Graph;
 
@@ -75,10 +75,6 @@ impl ModelConfig {
     /// assert_eq!(ModelConfig::similar_preset("./my-model"), None);
     /// ```
     pub fn similar_preset(name: &str) -> Option<&'static str> {
-        let letters = |name: &str| -> String {
-            let is_kept = |letter: &char| !matches!(letter, '-' | '_' | '.' | ' ');
-            name.to_lowercase().chars().filter(is_kept).collect()
-        };
         let wanted = letters(name);
         let distances =
             Self::presets().map(|preset| (edit_distance(&wanted, &letters(preset)), preset));
@@ -86,32 +82,32 @@ impl ModelConfig {
         (distance <= 2 && distance < wanted.chars().count() / 2).then_some(preset)
     }
 
-    /// Reads the text of a `config.json`. `place` names the text in errors.
+    /// Reads the text of a `config.json`. `location` names the text in errors.
     ///
     /// # Errors
     /// As [`LlamaConfig::from_json`].
-    pub fn from_json(text: &str, place: &str) -> Result<(Self, CaptureNotes), CaptureError> {
-        let object = parse_object(text, place)?;
+    pub fn from_json(text: &str, location: &str) -> Result<(Self, CaptureNotes), CaptureError> {
+        let object = parse_object(text, location)?;
         match object.get("model_type").and_then(Value::as_str) {
             Some("gpt2") => {
-                let (config, notes) = Gpt2Config::from_json(text, place)?;
+                let (config, notes) = Gpt2Config::from_json(text, location)?;
                 Ok((config.into(), notes))
             }
-            Some(other) if !ModelConfig::model_types().any(|known| known == other) => {
-                let known: Vec<String> =
+            Some(other) if !ModelConfig::model_types().any(|model_type| model_type == other) => {
+                let model_types: Vec<String> =
                     ModelConfig::model_types().map(|name| format!("`{name}`")).collect();
                 Err(CaptureError::Unsupported {
-                    place: place.to_string(),
+                    location: location.to_string(),
                     key: "model_type".to_string(),
                     value: other.to_string(),
                     hint: match missing_for(other) {
                         Some(missing) => format!("{missing} are not there yet"),
-                        None => format!("supported: {}", known.join(", ")),
+                        None => format!("supported: {}", model_types.join(", ")),
                     },
                 })
             }
             _ => {
-                let (config, notes) = LlamaConfig::from_json(text, place)?;
+                let (config, notes) = LlamaConfig::from_json(text, location)?;
                 Ok((config.into(), notes))
             }
         }
@@ -122,8 +118,8 @@ impl ModelConfig {
     /// # Errors
     /// A missing or unreadable file, and errors of [`ModelConfig::from_json`].
     pub fn from_path(path: impl AsRef<Path>) -> Result<(Self, CaptureNotes), CaptureError> {
-        let (text, place) = read_text(path.as_ref())?;
-        Self::from_json(&text, &place)
+        let (text, location) = read_text(path.as_ref())?;
+        Self::from_json(&text, &location)
     }
 
     /// The value of `model_type`.
@@ -173,7 +169,7 @@ impl ModelConfig {
 
     /// All parameters, each with its location in the weight files; `None` for stacked experts and
     /// packed weights.
-    pub fn parameters_and_parts(&self) -> Vec<(ParameterSpec, Option<StoredPart>)> {
+    pub fn parameters_and_parts(&self) -> Vec<(ParameterSpec, Option<StoredSlice>)> {
         match self {
             ModelConfig::Gpt2(config) => {
                 let parts = config.parameters_and_parts().into_iter();
@@ -194,7 +190,7 @@ impl ModelConfig {
                     config.packing.is_none() && !of_experts
                 };
                 let part = |spec: ParameterSpec| {
-                    let part = is_whole(spec.role).then(|| config.parts_of(&spec).pop()).flatten();
+                    let part = is_whole(spec.role).then(|| config.slices_of(&spec).pop()).flatten();
                     (spec, part)
                 };
                 config.parameters().into_iter().map(part).collect()
@@ -204,14 +200,14 @@ impl ModelConfig {
 
     /// All parameters, each with the tensors of the weight files that hold it: one, or one per
     /// expert.
-    pub fn stored_parts(&self) -> Vec<(ParameterSpec, Vec<StoredPart>)> {
+    pub fn stored_slices(&self) -> Vec<(ParameterSpec, Vec<StoredSlice>)> {
         match self {
             ModelConfig::Gpt2(config) => {
                 let parts = config.parameters_and_parts().into_iter();
                 parts.map(|(spec, part)| (spec, vec![part])).collect()
             }
             ModelConfig::Llama(config) => {
-                let parts = |spec: ParameterSpec| (config.parts_of(&spec), spec);
+                let parts = |spec: ParameterSpec| (config.slices_of(&spec), spec);
                 let parameters = config.parameters().into_iter().map(parts);
                 parameters.map(|(parts, spec)| (spec, parts)).collect()
             }
@@ -241,7 +237,7 @@ impl ModelConfig {
                 let positions = config.max_position_embeddings;
                 match seq.filter(|&seq| seq > positions) {
                     Some(seq) => Err(CaptureError::Value {
-                        place: "configuration".to_string(),
+                        location: "configuration".to_string(),
                         key: "n_positions".to_string(),
                         expected: format!("{seq} or more for sequences of {seq} tokens"),
                         got: positions.to_string(),
@@ -366,4 +362,10 @@ impl Gpt2Config {
         }
         object
     }
+}
+
+/// The name in lower case, without separators.
+fn letters(name: &str) -> String {
+    let lower = name.to_lowercase();
+    lower.chars().filter(|letter| !matches!(letter, '-' | '_' | '.' | ' ')).collect()
 }

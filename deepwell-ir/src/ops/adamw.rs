@@ -172,7 +172,8 @@ impl AdamW {
 
     fn check(&self, inputs: &[TensorType]) -> Result<(), OpError> {
         let check = Check { op: self.name(), inputs };
-        let (parameters, decays) = (self.parameters.len(), self.weight_decay.len());
+        let parameters = self.parameters.len();
+        let decays = self.weight_decay.len();
         if parameters != decays {
             return Err(check.error(format!("{parameters} weight decays"), decays.to_string()));
         }

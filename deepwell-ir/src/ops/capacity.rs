@@ -24,7 +24,8 @@ pub fn capacity(factor: f64, experts: usize, tokens: Dim, top_k: usize) -> Dim {
     if factor * top_k as f64 >= experts as f64 {
         return tokens;
     }
-    let (steps, most) = ((factor * STEPS).ceil() as usize * top_k, STEPS as usize * experts);
+    let steps = (factor * STEPS).ceil() as usize * top_k;
+    let most = STEPS as usize * experts;
     if steps < most { tokens.share(steps, most) } else { tokens }
 }
 

@@ -433,7 +433,8 @@ impl OpRule for Collective {
             CollectiveKind::Recv { from, .. } => CollectiveKind::Send { to: *from },
             CollectiveKind::Send { to } => {
                 let x = node.inputs[0];
-                let (shape, dtype) = (context.shape(x).clone(), context.dtype(x));
+                let shape = context.shape(x).clone();
+                let dtype = context.dtype(x);
                 let recv = self.with(CollectiveKind::Recv { from: *to, shape, dtype });
                 let dx = context.emit_fresh(recv, "", &[])?[0];
                 return context.contribute(x, dx);

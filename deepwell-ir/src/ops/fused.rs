@@ -380,8 +380,8 @@ impl Fused {
                     suffix = &result.suffix;
                 }
             }
-            let own = inputs.get(self.inputs_of(step, inputs.len()));
-            operands.extend(own.unwrap_or_default().iter().cloned());
+            let step_inputs = inputs.get(self.inputs_of(step, inputs.len()));
+            operands.extend(step_inputs.unwrap_or_default().iter().cloned());
             let parts = [suffix, epilogue.name()];
             let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
             let mut prefix = parts.join(".");
@@ -396,7 +396,7 @@ impl Fused {
             for mut output in epilogue.infer(&operands)? {
                 output.suffix = Cow::Owned(match &*output.suffix {
                     "" => prefix.clone(),
-                    own => format!("{prefix}.{own}"),
+                    step_inputs => format!("{prefix}.{step_inputs}"),
                 });
                 results.push(output);
             }

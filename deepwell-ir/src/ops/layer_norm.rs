@@ -53,7 +53,8 @@ impl OpRule for LayerNorm {
     fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
         let Some(dy) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
         let (x, w, b) = (node.inputs[0], node.inputs[1], node.inputs[2]);
-        let (dw, db) = (context.parameter_gradient(w), context.parameter_gradient(b));
+        let dw = context.parameter_gradient(w);
+        let db = context.parameter_gradient(b);
         // The residual branch contributes to `x` before this op in backward order; the op adds that
         // gradient.
         let residual = context.take_gradient(x);

@@ -8,7 +8,6 @@ use deepwell_precision::{
 };
 
 use super::TensorPrecision;
-use super::precision::reads_master;
 use crate::{DType, Graph, IrError, Node, Op, Phase, Split, TensorId, TensorKind};
 
 pub(super) fn assign(
@@ -298,3 +297,15 @@ pub fn check_split_blocks(
 
 /// MXFP8 block length along the contraction of a weight gradient.
 const EXPERT_ROWS: usize = 32;
+
+/// Whether an op reads an operand as the FP32 master under any policy: routers compute in FP32, and
+/// a sink is a score, which softmax reads in FP32.
+pub(super) fn reads_master(op: &Op, index: usize) -> bool {
+    match op {
+        Op::RouterLogits(_) | Op::Route(_) => index >= 1,
+        Op::RouterLogitsBackward(_) => index == 2,
+        Op::Attention(op) => op.heads.sinks && index == 3,
+        Op::AttentionBackward(op) => op.heads.sinks && index == 6,
+        _ => false,
+    }
+}

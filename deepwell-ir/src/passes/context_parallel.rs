@@ -53,25 +53,25 @@ struct Ring {
     part: Zigzag,
 }
 
+/// The unsupported property of an attention op and what is expected, separated by `: `.
+fn unsupported_heads(heads: &AttentionHeads) -> Option<&'static str> {
+    if heads.window.is_some() {
+        return Some("windows: attention that sees all tokens before");
+    }
+    if heads.sinks {
+        return Some("sinks: attention without, as each rank would count one");
+    }
+    if heads.documents {
+        return Some("documents told apart: joined ones, as a rank has parts of two places");
+    }
+    (!heads.causal).then_some("no mask: causal attention")
+}
+
 impl Ring {
     fn check(&self, node: &Node) -> Result<(), IrError> {
-        let heads = |heads: &AttentionHeads| {
-            if heads.window.is_some() {
-                return Some("windows: attention that sees all tokens before");
-            }
-            if heads.sinks {
-                return Some("sinks: attention without, as each rank would count one");
-            }
-            if heads.documents {
-                return Some(
-                    "documents told apart: joined ones, as a rank has parts of two places",
-                );
-            }
-            (!heads.causal).then_some("no mask: causal attention")
-        };
         let what = match &node.op {
-            Op::Attention(op) => heads(&op.heads),
-            Op::AttentionBackward(op) => heads(&op.heads),
+            Op::Attention(op) => unsupported_heads(&op.heads),
+            Op::AttentionBackward(op) => unsupported_heads(&op.heads),
             Op::AddPositions(_)
             | Op::AddPositionsBackward(_)
             | Op::AddPositionsOfPart(_)

@@ -44,7 +44,8 @@ pub fn mask_documents(graph: &Graph) -> Result<Graph, IrError> {
             Op::AddPositions(_) => {
                 let (x, table) = (node.inputs[0], node.inputs[1]);
                 let positions = result.host_input(InputRole::Positions);
-                let (name, op) = (format!("{}.rows", node.name), Embedding::default());
+                let name = format!("{}.rows", node.name);
+                let op = Embedding::default();
                 let rows = result.node_beside(&node, &name, op, &[positions, table], None)?;
                 node.op = Add {}.into();
                 node.inputs = vec![x, rows.outputs[0]];

@@ -190,9 +190,9 @@ impl<'a> Cuts<'a> {
         let mut epilogue = Vec::with_capacity(steps.len());
         let mut read_here: Vec<TensorId> = Vec::new();
         for node in steps {
-            let Some((step, own)) = step_of(node, &results) else { continue };
+            let Some((step, step_inputs)) = step_of(node, &results) else { continue };
             read_here.extend(&results[step.reads()]);
-            inputs.extend(own);
+            inputs.extend(step_inputs);
             results.extend(&node.outputs);
             epilogue.push(step);
         }

@@ -65,13 +65,12 @@ pub fn keep_layers(graph: &Graph, kept: &[usize]) -> Result<Graph, IrError> {
     };
     take(0..bounds[0], None, &read_instead);
     let mut next = 0;
-    for (place, &layer) in kept.iter().chain([&count]).enumerate() {
+    for (new_layer, &layer) in kept.iter().chain([&count]).enumerate() {
         if layer > next {
-            let (before, behind) = (crossing(next), crossing(layer));
-            let only = |these: &[TensorId], others: &[TensorId]| -> Vec<TensorId> {
-                these.iter().filter(|id| !others.contains(id)).copied().collect()
-            };
-            let (got, made) = (only(&before, &behind), only(&behind, &before));
+            let before = crossing(next);
+            let behind = crossing(layer);
+            let got = difference(&before, &behind);
+            let made = difference(&behind, &before);
             let alike = |(a, b): (&TensorId, &TensorId)| {
                 let (a, b) = (graph.tensor(*a), graph.tensor(*b));
                 (&a.shape, a.dtype) == (&b.shape, b.dtype)
@@ -93,7 +92,7 @@ pub fn keep_layers(graph: &Graph, kept: &[usize]) -> Result<Graph, IrError> {
             }
         }
         let end = bounds.get(layer + 1).copied().unwrap_or(graph.nodes.len());
-        take(bounds[layer]..end, Some(place as u32), &read_instead);
+        take(bounds[layer]..end, Some(new_layer as u32), &read_instead);
         next = layer + 1;
     }
     let part = part_of(graph, nodes, std::iter::empty());
@@ -101,9 +100,17 @@ pub fn keep_layers(graph: &Graph, kept: &[usize]) -> Result<Graph, IrError> {
     Ok(part)
 }
 
+/// The tensors of `these` that `others` lacks.
+fn difference(these: &[TensorId], others: &[TensorId]) -> Vec<TensorId> {
+    these.iter().filter(|id| !others.contains(id)).copied().collect()
+}
+
+fn layer_of(node: &Node) -> Option<usize> {
+    node.layer.map(|layer| layer as usize)
+}
+
 /// Index of the first node of each layer, and of the first node after the last layer.
 fn bounds(graph: &Graph, count: usize) -> Result<Vec<usize>, String> {
-    let layer_of = |node: &Node| node.layer.map(|layer| layer as usize);
     let mut bounds = Vec::with_capacity(count + 1);
     for layer in 0..count {
         let is_later = |node: &Node| layer_of(node).is_some_and(|it| it >= layer);

@@ -17,7 +17,7 @@ use std::collections::{HashMap, HashSet};
 use deepwell_precision::{Assignment, ElementRounding, OperandClass, PrecisionPolicy, QuantFormat};
 
 use super::TensorPrecision;
-use super::assign::{activation_dtype, assign, with_routers_in_f32};
+use super::assign::{activation_dtype, assign, reads_master, with_routers_in_f32};
 use crate::builder::output_name;
 use crate::op::input_types;
 use crate::ops::{
@@ -25,8 +25,8 @@ use crate::ops::{
     ScaledGroupedGemm, StochasticRound,
 };
 use crate::{
-    DType, GemmKind, Graph, InputRole, IrError, Link, Node, Op, Part, Phase, Plane, Stage, Storage,
-    Tensor, TensorId, TensorKind, ops,
+    DType, Derivation, GemmKind, Graph, InputRole, IrError, Link, Node, Op, Phase, Plane, Stage,
+    Storage, Tensor, TensorId, TensorKind, ops,
 };
 
 /// Rewrites the graph under `policy` and reports the format of each parameter, in execution order.
@@ -93,18 +93,6 @@ pub fn apply_served_precision(
     let result = rewrite.result;
     crate::verify(&result)?;
     Ok((result, report))
-}
-
-/// Whether an op reads an operand as the FP32 master under any policy: routers compute in FP32, and
-/// a sink is a score, which softmax reads in FP32.
-pub(super) fn reads_master(op: &Op, index: usize) -> bool {
-    match op {
-        Op::RouterLogits(_) | Op::Route(_) => index >= 1,
-        Op::RouterLogitsBackward(_) => index == 2,
-        Op::Attention(op) => op.heads.sinks && index == 3,
-        Op::AttentionBackward(op) => op.heads.sinks && index == 6,
-        _ => false,
-    }
 }
 
 /// The groups of a grouped GEMM.
@@ -183,7 +171,8 @@ impl Rewrite<'_> {
             GemmKind::Wgrad => [Axis::Column, Axis::Column],
         };
         let operands = std::array::from_fn(|index| {
-            let (id, class) = (node.inputs[index], OperandClass::of(kind)[index]);
+            let id = node.inputs[index];
+            let class = OperandClass::of(kind)[index];
             match assignment.operand(class) {
                 Some(quantization) => Reading::Quantized((id, quantization), axes[index]),
                 None => Reading::Plain,
@@ -236,7 +225,7 @@ impl Rewrite<'_> {
                     shape: parameter.shape.clone(),
                     dtype: self.activation,
                     kind: TensorKind::WeightCopy,
-                    link: Some(Link { of: id, part: Part::Cast }),
+                    link: Some(Link { of: id, derivation: Derivation::Cast }),
                 });
                 self.result.nodes.push(Node {
                     name,
@@ -249,10 +238,10 @@ impl Rewrite<'_> {
                 });
                 self.high_precision.insert(id, copy);
             }
-            let place = Node { phase: Phase::Weights, ..reader.clone() };
-            self.quantize(id, needs, &place)?;
+            let template = Node { phase: Phase::Weights, ..reader.clone() };
+            self.quantize(id, needs, &template)?;
             for &(key, axis) in dequantized.get(&id).into_iter().flatten() {
-                self.dequantize(key, axis, &place);
+                self.dequantize(key, axis, &template);
             }
         }
         Ok(())
@@ -306,7 +295,8 @@ impl Rewrite<'_> {
                 .into_iter()
                 .zip(op.planes())
                 .map(|(output, (axis, plane))| {
-                    let part = Part::Plane { quantization: count as u32, axis, plane, format };
+                    let derivation =
+                        Derivation::Plane { quantization: count as u32, axis, plane, format };
                     self.result.add_tensor(Tensor {
                         name: output_name(&name, output.suffix),
                         shape: output.shape,
@@ -316,7 +306,7 @@ impl Rewrite<'_> {
                         } else {
                             TensorKind::Statistic
                         },
-                        link: Some(Link { of: tensor, part }),
+                        link: Some(Link { of: tensor, derivation }),
                     })
                 })
                 .collect();
@@ -392,7 +382,7 @@ impl Rewrite<'_> {
             shape,
             dtype: self.activation,
             kind: if is_weight { TensorKind::WeightCopy } else { TensorKind::Activation },
-            link: Some(Link { of: key.0, part: Part::Dequantized { axis } }),
+            link: Some(Link { of: key.0, derivation: Derivation::Dequantized { axis } }),
         });
         self.result.nodes.push(Node {
             name,

@@ -6,7 +6,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Graph, IrError, Link, Node, Op, Part, Phase, Stage, Tensor, TensorId, TensorKind};
+use crate::{
+    Derivation, Graph, IrError, Link, Node, Op, Phase, Stage, Tensor, TensorId, TensorKind,
+};
 
 /// What the backward recomputes.
 #[derive(
@@ -154,7 +156,7 @@ impl SecondRun<'_> {
                 debug_assert!(!matches!(first.kind, TensorKind::Loss));
                 let made = result.add_tensor(Tensor {
                     name: format!("{}.recomputed", first.name),
-                    link: Some(Link { of: id, part: Part::Recomputed }),
+                    link: Some(Link { of: id, derivation: Derivation::Recomputed }),
                     ..first.clone()
                 });
                 self.made.insert(id, made);

@@ -368,7 +368,8 @@ impl<'a> Splitter<'a> {
     /// contributes a fraction.
     fn router_loss(&mut self, node: &Node, op: &RouterLoss) -> Result<(), IrError> {
         let [logits, chosen] = [0, 1].map(|index| self.input(node, index, Layout::Rows));
-        let (logits, chosen) = (self.gather(node, logits?)?, self.gather(node, chosen?)?);
+        let logits = self.gather(node, logits?)?;
+        let chosen = self.gather(node, chosen?)?;
         let [targets, scale] = [2, 3].map(|index| self.made[&node.inputs[index]].0);
         let op = RouterLoss { ranks: self.rank.ranks as u32, ..op.clone() };
         let (inputs, loss) = ([logits, chosen, targets, scale], self.result.loss);

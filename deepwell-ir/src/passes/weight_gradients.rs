@@ -29,7 +29,8 @@ pub fn defer_weight_gradients(graph: &Graph) -> Result<Graph, IrError> {
         });
     }
     let moves = moving(graph);
-    let (mut rest, mut moved) = (Vec::with_capacity(graph.nodes.len()), Vec::new());
+    let mut rest = Vec::with_capacity(graph.nodes.len());
+    let mut moved = Vec::new();
     for (node, moves) in graph.nodes.iter().cloned().zip(moves) {
         match moves {
             true => moved.push(Node { phase: Phase::WeightGradients, ..node }),

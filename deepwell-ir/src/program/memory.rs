@@ -83,12 +83,13 @@ impl ByteRange {
     /// consecutive: each begins at the next multiple of [`ALIGNMENT_BYTES`]. `None` otherwise.
     pub fn spanning(ranges: &[ByteRange]) -> Option<ByteRange> {
         let (first, last) = (ranges.first()?, ranges.last()?);
-        let follows = |pair: &[ByteRange]| {
-            let expected = pair[0].end().checked_next_multiple_of(ALIGNMENT_BYTES);
-            expected == Some(pair[1].offset)
-        };
         let span = ByteRange { offset: first.offset, bytes: last.end() - first.offset };
-        ranges.windows(2).all(follows).then_some(span)
+        ranges.windows(2).all(|pair| pair[0].is_followed_by(&pair[1])).then_some(span)
+    }
+
+    /// Whether `next` begins at the next multiple of [`ALIGNMENT_BYTES`].
+    fn is_followed_by(&self, next: &ByteRange) -> bool {
+        self.end().checked_next_multiple_of(ALIGNMENT_BYTES) == Some(next.offset)
     }
 
     /// Whether two ranges share a byte.

@@ -25,7 +25,7 @@ pub use self::memory::{Arena, ByteRange, MemoryKind, Value, ValueId};
 pub use self::order::Order;
 pub use self::schedule::{Body, BodyId, Instance, Invocation, Schedule, Slotted};
 pub use self::verify::{ALIGNMENT_BYTES, verify_program};
-use crate::{Link, Part, Phase, Ranks, Split, Target, TensorId, TensorPrecision};
+use crate::{Derivation, Link, Phase, Ranks, Split, Target, TensorId, TensorPrecision};
 
 /// Purpose of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -210,7 +210,7 @@ impl Program {
         let unstored = || self.unstored.iter().find(|unstored| unstored.tensor == id);
         let link = value.map_or_else(|| unstored().and_then(|it| it.link), |value| value.link);
         match link {
-            Some(Link { of, part: Part::Recomputed }) => of,
+            Some(Link { of, derivation: Derivation::Recomputed }) => of,
             _ => id,
         }
     }

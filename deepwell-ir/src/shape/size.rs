@@ -68,21 +68,23 @@ impl Size {
         }
         // Division without remainder: move `multiple` into the numerator.
         let Size { factor, extra, multiple, .. } = self;
-        let whole = match self.is_even {
+        let elements = match self.is_even {
             true => {
                 Size { factor: factor * multiple, extra: extra * multiple, multiple: 1, ..self }
             }
             false => self,
         };
-        let whole = Size { is_even: false, ..whole };
-        let common = greatest_common_divisor(whole.multiple, size);
-        let (multiple, size) = (whole.multiple / common, size / common);
-        let is_counted_once = whole.repeats == 1 && whole.per == 1;
+        let elements = Size { is_even: false, ..elements };
+        let common = greatest_common_divisor(elements.multiple, size);
+        let (multiple, size) = (elements.multiple / common, size / common);
+        let is_counted_once = elements.repeats == 1 && elements.per == 1;
         match (multiple, size) {
-            (1, _) if is_counted_once => Size { divisor: whole.divisor * size, multiple, ..whole },
-            (_, 1) => Size { multiple, ..whole },
-            _ if is_counted_once => Size { repeats: multiple, per: size, multiple: 1, ..whole },
-            _ => Size { per: whole.per * size, multiple, ..whole },
+            (1, _) if is_counted_once => {
+                Size { divisor: elements.divisor * size, multiple, ..elements }
+            }
+            (_, 1) => Size { multiple, ..elements },
+            _ if is_counted_once => Size { repeats: multiple, per: size, multiple: 1, ..elements },
+            _ => Size { per: elements.per * size, multiple, ..elements },
         }
     }
 

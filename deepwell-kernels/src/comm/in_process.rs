@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use deepwell_ir::ops::{CollectiveKind, Reduction};
 
-use self::world::{Message, Parts, World};
+use self::world::{GroupInputs, Message, World};
 use super::parts::{assemble, part};
 use super::want::Want;
 use super::{Comm, CommError, Exchange, reduce};
@@ -146,7 +146,7 @@ impl InProcess {
         let fail = |error: CommError| world.fail(rank, error);
         let want =
             Want::of(exchange, (rank, world.size()), input.len(), output.len()).map_err(fail)?;
-        let member = |place: u32| exchange.group.ranks[place as usize];
+        let member = |position: u32| exchange.group.ranks[position as usize];
         match exchange.kind {
             CollectiveKind::Send { to } => {
                 world.send(rank, member(to), Message { want, bytes: input.into() })
@@ -158,8 +158,8 @@ impl InProcess {
             }
             _ => {
                 let parts = world.meet(rank, &want, input)?;
-                let place = exchange.group.position_of(rank).unwrap_or(0);
-                let made = make_output(exchange, &parts, place, output);
+                let position = exchange.group.position_of(rank).unwrap_or(0);
+                let made = make_output(exchange, &parts, position, output);
                 made.map_err(|reason| fail(CommError::Request { what: want.to_string(), reason }))
             }
         }
@@ -175,27 +175,27 @@ impl Drop for Seat {
     }
 }
 
-/// Computes the output of the rank at `place` from the inputs of all ranks.
+/// Computes the output of the rank at `position` from the inputs of all ranks.
 fn make_output(
     exchange: &Exchange,
-    parts: &Parts,
-    place: usize,
+    group_inputs: &GroupInputs,
+    position: usize,
     output: &mut [u8],
 ) -> Result<(), String> {
-    let inputs: Vec<&[u8]> = parts.inputs.iter().map(|input| &**input).collect();
+    let inputs: Vec<&[u8]> = group_inputs.inputs.iter().map(|input| &**input).collect();
     let Exchange { kind, dtype, .. } = exchange;
     if let CollectiveKind::AllReduce { reduction } = *kind {
         // All ranks need the same result, so a single rank computes it.
         let made = |reduction: Reduction| {
-            let mut whole = vec![0; output.len()];
-            reduce(reduction, *dtype, &inputs, &mut whole).map(|()| whole)
+            let mut reduced = vec![0; output.len()];
+            reduce(reduction, *dtype, &inputs, &mut reduced).map(|()| reduced)
         };
-        let whole = parts.reduced.get_or_init(|| made(reduction)).as_ref();
-        output.copy_from_slice(whole.map_err(String::clone)?);
+        let reduced = group_inputs.reduced.get_or_init(|| made(reduction)).as_ref();
+        output.copy_from_slice(reduced.map_err(String::clone)?);
         return Ok(());
     }
-    let own: Vec<&[u8]> = (inputs.iter().enumerate())
-        .map(|(from, input)| part(kind, input, (from, place), inputs.len()))
+    let slices: Vec<&[u8]> = (inputs.iter().enumerate())
+        .map(|(from, input)| part(kind, input, (from, position), inputs.len()))
         .collect();
-    assemble(kind, *dtype, &own, output)
+    assemble(kind, *dtype, &slices, output)
 }

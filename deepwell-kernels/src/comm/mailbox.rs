@@ -248,8 +248,8 @@ impl Mailbox {
     ) -> Result<(), CommError> {
         let shared = self.shared();
         shared.lock().check()?;
-        let place = (shared.rank, shared.size);
-        let want = Want::of(exchange, place, input.len(), output.len());
+        let rank_and_size = (shared.rank, shared.size);
+        let want = Want::of(exchange, rank_and_size, input.len(), output.len());
         let meeting = Meeting::of(shared, want.map_err(|error| shared.fail(error))?);
         let (kind, ranks) = (&exchange.kind, meeting.want.group.ranks.len());
         match *kind {

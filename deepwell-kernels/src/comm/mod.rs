@@ -64,7 +64,7 @@ impl Exchange {
         output: usize,
     ) -> Result<(), String> {
         let Exchange { kind, group, dtype } = self;
-        let Some(place) = group.position_of(rank) else {
+        let Some(position) = group.position_of(rank) else {
             return Err(format!("expected a group with rank {rank}"));
         };
         if let Some(rank) = group.ranks.iter().find(|&&rank| rank >= world_size) {
@@ -78,7 +78,7 @@ impl Exchange {
             CollectiveKind::Shift { by } if by as usize >= ranks => Some(by as usize),
             _ => None,
         };
-        if let Some(peer) = peer.filter(|&peer| peer >= ranks || peer == place) {
+        if let Some(peer) = peer.filter(|&peer| peer >= ranks || peer == position) {
             return Err(format!("expected another place among {ranks}, got {peer}"));
         }
         let expected = match kind {

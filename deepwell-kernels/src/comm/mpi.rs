@@ -162,9 +162,9 @@ fn initialize((rank, world_size): (u32, u32)) -> Result<Universe, String> {
     let (universe, level) = initialize_with_threading(Threading::Funneled)
         .ok_or("it has been initialized before in this process, and can be once")?;
     let world = universe.world();
-    let place = (world.rank() as u32, world.size() as u32);
-    let problem = if place != (rank, world_size) {
-        let (rank_there, size_there) = place;
+    let backend_ranks = (world.rank() as u32, world.size() as u32);
+    let problem = if backend_ranks != (rank, world_size) {
+        let (rank_there, size_there) = backend_ranks;
         format!(
             "expected rank {rank} of {world_size}, as the launcher says, got rank {rank_there} of \
              {size_there}\n\

@@ -162,7 +162,7 @@ impl Backend for CpuBackend {
         Ok(Readback(self.readbacks_made - 1))
     }
 
-    fn fetch(&mut self, readback: Readback, parts: &mut [&mut [u8]]) -> Result<(), KernelError> {
+    fn fetch(&mut self, readback: Readback, targets: &mut [&mut [u8]]) -> Result<(), KernelError> {
         let age = self.readbacks_made.saturating_sub(readback.0);
         if age == 0 || age > READBACKS {
             return Err(KernelError::Run {
@@ -170,8 +170,8 @@ impl Backend for CpuBackend {
                 what: format!("expected one of the last {READBACKS} readbacks, got one {age} old"),
             });
         }
-        for (part, bytes) in parts.iter_mut().zip(&self.readbacks[readback.0 % READBACKS]) {
-            part.copy_from_slice(bytes);
+        for (target, bytes) in targets.iter_mut().zip(&self.readbacks[readback.0 % READBACKS]) {
+            target.copy_from_slice(bytes);
         }
         Ok(())
     }

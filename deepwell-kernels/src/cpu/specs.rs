@@ -11,7 +11,7 @@ use deepwell_ir::{
 
 use deepwell_precision::QuantFormat;
 
-use super::calls::fused::Parts;
+use super::calls::fused::SplitRequest;
 use super::calls::{Operands, Run};
 use super::gemm::Tier;
 use crate::KernelError;
@@ -187,7 +187,7 @@ fn candidates(request: &KernelRequest<'_>, target: &Target) -> Vec<Candidate> {
         return found;
     };
     let (inputs, outputs) = request.operands.split_at(request.input_count);
-    let parts = Parts::new(op, inputs, outputs).map_err(|error| error.to_string());
+    let parts = SplitRequest::new(op, inputs, outputs).map_err(|error| error.to_string());
     for spec in kernels_of(&op.core) {
         let offer = parts.clone().and_then(|parts| {
             let core = offer(spec, &parts.core.request(), target)?;
@@ -282,7 +282,7 @@ fn rejection(spec: &CpuKernelSpec, request: &KernelRequest<'_>, target: &Target)
     }
     let tier = spec.tier?;
     match tier_feature(tier) {
-        Some(feature) if !target.features.iter().any(|known| known == feature) => {
+        Some(feature) if !target.features.iter().any(|available| available == feature) => {
             Some(format!("needs the processor's `{feature}`"))
         }
         Some(_) if request.operands[0].dtype == DType::F32 => {

@@ -365,11 +365,11 @@ impl Device<'_> {
             )
             .into());
         };
-        let own = (comm.rank(), comm.world_size());
-        if own != (rank, world_size) {
+        let backend_ranks = (comm.rank(), comm.world_size());
+        if backend_ranks != (rank, world_size) {
             let reason = format!(
                 "the program is for rank {rank} of {world_size}, the backend is rank {} of {}",
-                own.0, own.1
+                backend_ranks.0, backend_ranks.1
             );
             return Err(DriverError::new("exchange", reason).into());
         }

@@ -12,7 +12,7 @@ use deepwell_ir::{
     ProcessGroup, SplitOver, Tag, ValueId,
 };
 
-use super::tensor::Parts;
+use super::tensor::NormTerms;
 use super::{Lowering, NewCall};
 use crate::{Plan, PlanError};
 
@@ -93,7 +93,7 @@ impl Lowering<'_> {
                 .map(|(name, gradient, split)| (name, self.counted(gradient, split)));
             let counted = counted.collect();
             let gradients = self.by_chunk(counted);
-            return self.norm_of_parts(Parts { gradients, groups: Vec::new() });
+            return self.norm_of_terms(NormTerms { gradients, groups: Vec::new() });
         }
         let gradients = gradients.into_iter().map(|(_, gradient, _)| read(gradient)).collect();
         let norm = self.host.grad_norm.map(write).into_iter().collect();

@@ -28,7 +28,7 @@ use deepwell_ir::{
 
 use super::Lowering;
 use super::optimizer::{read, update, write};
-use super::tensor::Parts;
+use super::tensor::NormTerms;
 use crate::PlanError;
 use crate::arena::align;
 
@@ -408,7 +408,7 @@ impl Lowering<'_> {
         let gradients = counted.into_iter().map(|(slice, split)| self.counted(slice, split));
         let gradients = vec![gradients.collect()];
         let groups = self.sharing().into_iter().collect();
-        self.norm_of_parts(Parts { gradients, groups })?;
+        self.norm_of_terms(NormTerms { gradients, groups })?;
         Ok(slices)
     }
 

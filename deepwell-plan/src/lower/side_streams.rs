@@ -9,7 +9,6 @@ use std::collections::{HashMap, HashSet};
 use deepwell_ir::{Access, Call, Op, Phase, StreamId, ValueId};
 
 use super::EXCHANGES;
-use super::streams::is_collective;
 
 /// Streams of calls that run beside those of the stream that computes.
 const SIDE_STREAMS: [StreamId; 3] = [2, 3, 4];
@@ -19,6 +18,10 @@ const GRADIENTS: StreamId = 5;
 
 /// One more than the largest number of a stream.
 const STREAMS: usize = 6;
+
+pub(super) fn is_collective(call: &Call) -> bool {
+    matches!(call.op, Op::Collective(_))
+}
 
 /// Puts the calls of a body into streams.
 ///

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use deepwell_ir::{Access, Body, Call, EventId, Op, Recompute, StreamId, Value, ValueId};
+use deepwell_ir::{Access, Body, Call, EventId, Recompute, StreamId, Value, ValueId};
 
-use super::side_streams::{self, Kept};
+use super::side_streams::{self, Kept, is_collective};
 use crate::Plan;
 
 /// Who used a value last within a body.
@@ -44,10 +44,6 @@ pub(super) fn assign_on_gpu(calls: &mut [Call], bodies: &[Body], values: &[Value
         side_streams::bound_kept_layers(calls, &mut waits, kept);
         waits
     });
-}
-
-pub(super) fn is_collective(call: &Call) -> bool {
-    matches!(call.op, Op::Collective(_))
 }
 
 /// What calls wait for, beside what made their operands. An exchange begins behind the last call

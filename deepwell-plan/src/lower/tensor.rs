@@ -50,7 +50,7 @@ pub(super) fn split(
 }
 
 /// The parts of gradients that squares are summed of, and the groups whose ranks have others.
-pub(super) struct Parts {
+pub(super) struct NormTerms {
     /// Chunk by chunk of this rank's layers; slices of buckets may be in one list together.
     pub(super) gradients: Vec<Vec<ValueId>>,
     pub(super) groups: Vec<(GroupId, u32)>,
@@ -162,8 +162,8 @@ impl Lowering<'_> {
     /// Stages come first: what a tensor-parallel rank has of all layers is added up as it is
     /// without stages, to the same bits. Where they have several chunks, each is exchanged by
     /// itself, as those of all stages stand before the next chunk of any.
-    pub(super) fn norm_of_parts(&mut self, parts: Parts) -> Result<(), PlanError> {
-        let Parts { mut gradients, mut groups } = parts;
+    pub(super) fn norm_of_terms(&mut self, parts: NormTerms) -> Result<(), PlanError> {
+        let NormTerms { mut gradients, mut groups } = parts;
         groups.extend(self.fill_up_for_stages(&mut gradients));
         groups.extend(self.groups_of_slices());
         let mut lists = Vec::with_capacity(gradients.len());

@@ -72,7 +72,9 @@ fn check_matrix<'a>(
     operand: &dyn Fn(usize) -> Result<View<'a>, KernelError>,
     tables: &Tables,
 ) -> Result<(), KernelError> {
-    let (data, scales, target) = (operand(0)?, operand(1)?, operand(call.input_count)?);
+    let data = operand(0)?;
+    let scales = operand(1)?;
+    let target = operand(call.input_count)?;
     let tensor_scale = if call.input_count == 3 { Some(operand(2)?) } else { None };
     let planes = Planes { format: op.format, data, scales, tensor_scale };
     report.count_tensor(target.len());

@@ -216,7 +216,8 @@ fn check_matrix<'a>(
     let mut wrong = Vec::new();
     for (index, &axis) in quantize.axes().iter().enumerate() {
         let is_column = axis == Axis::Column;
-        let (data, scales) = (output(planes * index)?, output(planes * index + 1)?);
+        let data = output(planes * index)?;
+        let scales = output(planes * index + 1)?;
         let operand = MxOperand::new(source, is_column, encoder, format, data, scales);
         if planes == 3 {
             let scale = output(planes * index + 2)?;
@@ -277,7 +278,8 @@ pub(super) fn check_cast(
     memory: &Memory<'_>,
     moment: &str,
 ) -> Result<(), KernelError> {
-    let (source, target) = (view(program, source, memory)?, view(program, target, memory)?);
+    let source = view(program, source, memory)?;
+    let target = view(program, target, memory)?;
     let (moment, of) = phrases(&source, call, moment);
     report.calls_checked += 1;
     report.count_tensor(target.len());

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use deepwell_ir::ops::{Axis, ScaledGemm, ScaledGroupedGemm};
 use deepwell_ir::{
-    Call, GemmKind, Link, MemoryKind, Mode, NodeId, Op, Operand, ParameterState, Part, Phase,
+    Call, Derivation, GemmKind, Link, MemoryKind, Mode, NodeId, Op, Operand, ParameterState, Phase,
     Plane, Program, Storage, TensorId, TensorPrecision, ValueId,
 };
 use deepwell_precision::QuantFormat;
@@ -85,8 +85,8 @@ impl<'a> Origins<'a> {
         let is_master =
             |state: &ParameterState| self.program.value(state.master).tensor == Some(link.of);
         let Some(index) = states.iter().position(is_master) else { return };
-        match link.part {
-            Part::Plane { quantization, axis, plane, .. } => {
+        match link.derivation {
+            Derivation::Plane { quantization, axis, plane, .. } => {
                 let origin = Origin {
                     quantization: format!("{} of tensor {}", quantization, link.of.0),
                     tensor: states[index].name.clone(),
@@ -97,11 +97,11 @@ impl<'a> Origins<'a> {
                 };
                 self.quantized.insert(id, origin);
             }
-            Part::Dequantized { axis } => {
+            Derivation::Dequantized { axis } => {
                 self.parameters.insert(id, index);
                 self.dequantized.insert(id, axis);
             }
-            Part::Cast | Part::Recomputed => {
+            Derivation::Cast | Derivation::Recomputed => {
                 self.parameters.insert(id, index);
             }
         }
@@ -281,7 +281,7 @@ fn operand_at<'a>(
     add: &mut dyn FnMut(String),
 ) -> Option<&'a Origin> {
     let planes = [(Plane::Data, "data"), (Plane::Scales, "scales"), (Plane::TensorScale, "scale")];
-    let mut found: Vec<Option<&Origin>> = Vec::with_capacity(planes.len());
+    let mut origins_read: Vec<Option<&Origin>> = Vec::with_capacity(planes.len());
     for (index, &(plane, kind)) in planes[..Storage::plane_count(format)].iter().enumerate() {
         let id = call.operands[first + index].value;
         let name = &origins.program.value(id).name;
@@ -291,10 +291,10 @@ fn operand_at<'a>(
             Some(_) => add(format!("reads `{name}` as {kind}")),
             None => add(format!("reads `{name}` as {kind}, which no quantization wrote")),
         }
-        found.push(origin.filter(|origin| origin.plane == plane));
+        origins_read.push(origin.filter(|origin| origin.plane == plane));
     }
-    let found: Vec<&Origin> = found.into_iter().collect::<Option<_>>()?;
-    let (data, others) = found.split_first()?;
+    let origins_read: Vec<&Origin> = origins_read.into_iter().collect::<Option<_>>()?;
+    let (data, others) = origins_read.split_first()?;
     for other in others {
         if (&data.quantization, data.axis) != (&other.quantization, other.axis) {
             let (data, other) = (data.describe(), other.describe());
@@ -337,10 +337,10 @@ fn same_layer(
     add: &mut dyn FnMut(String),
 ) {
     let parameter = origins.parameter_of(call).and_then(|(_, index)| index);
-    let known = *layer.parameter.get_or_insert_with(|| parameter.unwrap_or(usize::MAX));
-    if Some(known) != parameter {
-        let (got, expected) =
-            (origins.parameter_name(parameter), origins.parameter_name(Some(known)));
+    let layer_parameter = *layer.parameter.get_or_insert_with(|| parameter.unwrap_or(usize::MAX));
+    if Some(layer_parameter) != parameter {
+        let got = origins.parameter_name(parameter);
+        let expected = origins.parameter_name(Some(layer_parameter));
         add(format!("belongs to {got}, other GEMMs of the layer to {expected}"));
     }
     let mut same = |slot: &mut Option<Origin>, origin: &Origin, role: &str| {

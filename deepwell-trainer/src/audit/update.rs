@@ -45,7 +45,8 @@ pub(super) fn check_norm(
             .sum::<f64>();
     }
     report.calls_checked += 1;
-    let (expected, got) = (squares.sqrt(), view(program, call.outputs()[0].value, memory)?);
+    let expected = squares.sqrt();
+    let got = view(program, call.outputs()[0].value, memory)?;
     let got = f64::from(got.float(0));
     let both_not_finite = !expected.is_finite() && !got.is_finite();
     if !((got - expected).abs() <= NORM_TOLERANCE * expected || both_not_finite) {
@@ -100,7 +101,9 @@ impl StepCoefficients {
         memory: &Memory<'_>,
     ) -> Result<StepCoefficients, KernelError> {
         let operand = |index: usize| view(program, call.operands[index].value, memory);
-        let (norm, schedule, counters) = (operand(0)?, operand(1)?, operand(2)?);
+        let norm = operand(0)?;
+        let schedule = operand(1)?;
+        let counters = operand(2)?;
         let [applied, skipped] = [counters.counter(0), counters.counter(1)];
         let expected = coefficients(&Settings {
             learning_rate: schedule.float(0).into(),
@@ -127,7 +130,8 @@ impl StepCoefficients {
     ) -> Result<(), KernelError> {
         report.calls_checked += 1;
         let counters = view(program, call.operands[2].value, memory)?;
-        let (expected, got) = (self.counters, [counters.counter(0), counters.counter(1)]);
+        let expected = self.counters;
+        let got = [counters.counter(0), counters.counter(1)];
         report.count_tensor(2);
         if got != expected {
             let what = format!("expected {expected:?} applied and skipped steps, got {got:?}");
@@ -239,7 +243,8 @@ fn differences(
     tolerance: Tolerance<'_>,
 ) -> Option<String> {
     let is_right = |at: usize| {
-        let (got, expected) = (f64::from(got.float(indices[at])), expected[at]);
+        let got = f64::from(got.float(indices[at]));
+        let expected = expected[at];
         let same = got == expected || (got.is_nan() && expected.is_nan());
         same || (got - expected).abs() <= tolerance(at)
     };

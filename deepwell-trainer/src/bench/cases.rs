@@ -87,7 +87,8 @@ pub(super) fn cases_of(
         }
     }
     // Keep only the fused ops that the device has.
-    let (catalog, target) = (settings.device.catalog(), settings.device.target(hardware)?);
+    let catalog = settings.device.catalog();
+    let target = settings.device.target(hardware)?;
     calls.retain(|call| {
         call.op.leading() == &call.op || call.select(catalog.as_ref(), &target).is_ok()
     });
@@ -436,7 +437,8 @@ fn shape_text(call: &SingleCall) -> String {
                 }
                 _ => String::new(),
             };
-            let (elements, tensors) = (lengths.iter().sum::<usize>(), lengths.len());
+            let elements = lengths.iter().sum::<usize>();
+            let tensors = lengths.len();
             format!("{elements} in {tensors} tensors{copies}")
         }
         _ => {
@@ -529,7 +531,8 @@ fn peer_task(call: &SingleCall) -> Option<PeerTask> {
             };
             let columns = call.operands[gain].shape[0];
             let (tokens, width) = matrix(0)?;
-            let (op, rows) = (op.to_string(), tokens * width / columns.max(1));
+            let op = op.to_string();
+            let rows = tokens * width / columns.max(1);
             Some(PeerTask::Pointwise { op, rows, columns, quantized: Vec::new(), block: 32 })
         }
         Op::AddPositions(_) | Op::AddPositionsBackward(_) => None,

@@ -36,7 +36,8 @@ impl Load {
             Load::Zipf => 1.0 / (rank + 1) as f64,
         };
         let mut pairs = vec![0; experts];
-        let (mut left, mut shares) = (tokens * top_k, (0..experts).map(share).sum::<f64>());
+        let mut left = tokens * top_k;
+        let mut shares = (0..experts).map(share).sum::<f64>();
         for rank in 0..experts {
             let fair = (left as f64 * share(rank) / shares).round() as usize;
             // At most the pairs left, and at least the pairs that the other experts cannot take.
@@ -164,8 +165,11 @@ fn plain(size: &ExpertSize) -> Vec<SingleCall> {
     let &ExpertSize { experts, n, k, .. } = size;
     let (grouped, rows) = groups_of(size, usize::from(QuantFormat::MXFP8.block.k));
     let bf16 = |shape: &[usize]| (DType::Bf16, shape.to_vec());
-    let (x, dy, w) = (bf16(&[rows, k]), bf16(&[rows, n]), bf16(&[experts, n, k]));
-    let (offsets, dw) = ((DType::I32, vec![experts + 1]), (DType::F32, vec![experts, n, k]));
+    let x = bf16(&[rows, k]);
+    let dy = bf16(&[rows, n]);
+    let w = bf16(&[experts, n, k]);
+    let offsets = (DType::I32, vec![experts + 1]);
+    let dw = (DType::F32, vec![experts, n, k]);
     let call = |op: Op, a: &(DType, Vec<usize>), b: &(DType, Vec<usize>), out| {
         SingleCall::new(op, &[a.clone(), b.clone(), offsets.clone()], &[out])
     };
@@ -210,7 +214,8 @@ mod tests {
                 let pairs = load.pairs(experts, tokens, top_k);
                 assert_eq!(pairs.iter().sum::<usize>(), tokens * top_k, "{size:?} {load:?}");
                 assert!(pairs.iter().all(|&pairs| pairs <= tokens), "{size:?} {pairs:?}");
-                let (least, most) = (pairs.iter().min().unwrap(), pairs.iter().max().unwrap());
+                let least = pairs.iter().min().unwrap();
+                let most = pairs.iter().max().unwrap();
                 match load {
                     Load::Balanced => assert!(most - least <= 1, "{pairs:?}"),
                     Load::Zipf => assert!(*most > 3 * least && *least > 0, "{pairs:?}"),

@@ -149,7 +149,9 @@ fn graph(layer: Layer, size: MixtureSize) -> Result<Graph, IrError> {
     let MixtureSize { experts, width, hidden, top_k } = size;
     let init = Init::Normal { std: STD };
     let mut b = GraphBuilder::new(layer.name());
-    let (tokens, targets, loss_scale) = (b.tokens(), b.targets(), b.loss_scale());
+    let tokens = b.tokens();
+    let targets = b.targets();
+    let loss_scale = b.loss_scale();
     let of_ends = |rows: usize| Shape::new([rows, hidden]);
     let table = b.parameter("embedding", of_ends(VOCABULARY), init, Role::Embedding);
     let head = b.parameter("head", of_ends(VOCABULARY), init, Role::Head);

@@ -18,8 +18,8 @@ impl LayerProgram {
     /// Selects the `wanted` calls of `step`.
     pub(super) fn of(step: &Program, wanted: impl Fn(&Call) -> bool) -> LayerProgram {
         let mut calls: Vec<Call> = step.calls.iter().filter(|call| wanted(call)).cloned().collect();
-        let (mut is_used, mut is_written) =
-            (vec![false; step.values.len()], vec![false; step.values.len()]);
+        let mut is_used = vec![false; step.values.len()];
+        let mut is_written = vec![false; step.values.len()];
         let mut given = Vec::new();
         for call in &calls {
             for operand in &call.operands {
@@ -35,7 +35,7 @@ impl LayerProgram {
             }
         }
         let mut end = 0usize;
-        let mut place = |bytes: usize| {
+        let mut allocate = |bytes: usize| {
             let range = ByteRange { offset: end, bytes };
             end = range.end().next_multiple_of(ALIGNMENT_BYTES);
             range
@@ -43,10 +43,10 @@ impl LayerProgram {
         let mut values = step.values.clone();
         for (value, is_used) in values.iter_mut().zip(is_used) {
             value.slot_stride_bytes = 0;
-            value.range = if is_used { place(value.range.bytes) } else { ByteRange::default() };
+            value.range = if is_used { allocate(value.range.bytes) } else { ByteRange::default() };
         }
         let scratch_bytes = calls.iter().map(|call| call.workspace.bytes).max().unwrap_or(0);
-        let scratch = place(scratch_bytes);
+        let scratch = allocate(scratch_bytes);
         for call in &mut calls {
             call.workspace = ByteRange { bytes: call.workspace.bytes, ..scratch };
         }

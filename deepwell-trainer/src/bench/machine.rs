@@ -40,10 +40,10 @@ impl Machine {
             Device::Emulated(_) => device.to_string(),
             Device::Cuda(index) => match hardware.gpus.get(index) {
                 Some(gpu) => {
-                    let known = |value: Option<u32>| {
+                    let or_unknown = |value: Option<u32>| {
                         value.map_or_else(|| "unknown".to_string(), |value| value.to_string())
                     };
-                    fact("GPU", format!("{}, {} SMs", gpu.name, known(gpu.sm_count)));
+                    fact("GPU", format!("{}, {} SMs", gpu.name, or_unknown(gpu.sm_count)));
                     fact(
                         "driver",
                         match hardware.software.driver.version() {

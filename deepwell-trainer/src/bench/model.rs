@@ -107,8 +107,8 @@ impl ModelRun<'_> {
         if sections.contains(&Section::Transformer) {
             let profile = Profile::of(&mut engine)?;
             let mut rows = self.profile_rows(&profile);
-            if let Some(whole) = rows.first_mut() {
-                whole.peer_tasks = self.peer_tasks()?;
+            if let Some(step_row) = rows.first_mut() {
+                step_row.peer_tasks = self.peer_tasks()?;
             }
             rows.into_iter().for_each(give);
         }

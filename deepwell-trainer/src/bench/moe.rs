@@ -131,7 +131,8 @@ impl LayerTime {
         let sum_s = self.sum_s(|_| true);
         let share = |part_s: f64| format!("{:.1} %", 100.0 * part_s / sum_s);
         let us = |time_s: f64| format!("{:.1}", time_s * 1e6);
-        let (gemms_s, activation_s) = (self.sum_s(is_gemm), self.sum_s(is_activation));
+        let gemms_s = self.sum_s(is_gemm);
+        let activation_s = self.sum_s(is_activation);
         Row {
             kernel: format!("{} calls", calls.len()),
             time_s: Some(time_s),
@@ -228,13 +229,15 @@ mod tests {
             {
                 assert!(find(dtype, what).time_s > Some(0.0), "{what}");
             }
-            let whole: Vec<&Row> =
+            let layer_rows: Vec<&Row> =
                 rows.iter().filter(|row| row.dtype == dtype && row.what == "moe layer").collect();
-            assert_eq!(whole.len(), 2, "balanced and skewed");
-            assert!(whole[0].shape.ends_with("balanced") && whole[1].shape.ends_with("zipf"));
-            let detail = |name: &str| whole[1].details.iter().any(|(known, _)| known == name);
-            assert!(detail("over balanced") && detail("all else"), "{:?}", whole[1].details);
-            assert_eq!(whole[0].peer_tasks.len(), if dtype == "bf16" { 1 } else { 2 });
+            assert_eq!(layer_rows.len(), 2, "balanced and skewed");
+            assert!(
+                layer_rows[0].shape.ends_with("balanced") && layer_rows[1].shape.ends_with("zipf")
+            );
+            let detail = |name: &str| layer_rows[1].details.iter().any(|(known, _)| known == name);
+            assert!(detail("over balanced") && detail("all else"), "{:?}", layer_rows[1].details);
+            assert_eq!(layer_rows[0].peer_tasks.len(), if dtype == "bf16" { 1 } else { 2 });
             assert!(find(dtype, "dense layer").rate > Some(0.0));
         }
     }
@@ -295,7 +298,8 @@ mod tests {
             for layer in [Layer::Mixture, Layer::Dense] {
                 let (size, tokens) = (settings.mixtures[0], settings.mixture_tokens);
                 let device = &*timer.device;
-                let (catalog, target) = (device.catalog.as_ref(), &device.target);
+                let catalog = device.catalog.as_ref();
+                let target = &device.target;
                 let lowered = step(layer, size, tokens, precision, catalog, target).unwrap();
                 let time = LayerTime::of(&mut timer, &lowered, is_of_pass, None).unwrap();
                 assert!(time.program.calls.len() > 8 && time.whole_s() > 0.0);

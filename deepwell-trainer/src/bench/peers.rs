@@ -98,7 +98,7 @@ pub fn measure(
     }
     for row in rows {
         for task in row.peer_tasks.clone() {
-            let Some(id) = tasks.iter().position(|known| *known == task) else { continue };
+            let Some(id) = tasks.iter().position(|other| *other == task) else { continue };
             let id = id as i64;
             let without_torch = environment.starts_with("no torch").then_some(&environment);
             if let Some(why) = failures.get(&id).or(without_torch) {

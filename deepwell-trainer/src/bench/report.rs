@@ -82,7 +82,8 @@ impl Settings {
             micro_batch: None,
             recompute: None,
         };
-        let (catalog, target) = (self.device.catalog(), self.device.target(hardware)?);
+        let catalog = self.device.catalog();
+        let target = self.device.target(hardware)?;
         let planned = autoplan(&self.graph()?, hardware, &request, catalog.as_ref(), &target)?;
         planned.fallbacks(false)?;
         Ok(planned.program)

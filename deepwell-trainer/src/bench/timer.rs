@@ -247,7 +247,7 @@ impl<'a> Timer<'a> {
 
     pub(super) fn fill(&mut self, call: &SingleCall, program: &Program) -> Result<(), KernelError> {
         let fills = fills(call, self.routing);
-        let mut known: Vec<(Fill, DType, Vec<u8>)> = Vec::new();
+        let mut chunks: Vec<(Fill, DType, Vec<u8>)> = Vec::new();
         let largest = program.values.iter().map(|value| value.range.bytes).max().unwrap_or(0);
         for (index, value) in program.values.iter().enumerate() {
             let fill = fills[index % fills.len()];
@@ -257,12 +257,12 @@ impl<'a> Timer<'a> {
             }
             let same =
                 |(of, dtype, _): &&(Fill, DType, Vec<u8>)| (*of, *dtype) == (fill, value.dtype);
-            if known.iter().find(same).is_none() {
+            if chunks.iter().find(same).is_none() {
                 let period = self.pool.period(fill, value.dtype);
                 let chunk = repeated(&period, CHUNK_BYTES.min(largest));
-                known.push((fill, value.dtype, chunk));
+                chunks.push((fill, value.dtype, chunk));
             }
-            let chunk = known.iter().find(same).map_or(&[][..], |(_, _, chunk)| chunk);
+            let chunk = chunks.iter().find(same).map_or(&[][..], |(_, _, chunk)| chunk);
             write_repeated(self.device, value.range, chunk)?;
         }
         Ok(())
@@ -302,7 +302,8 @@ pub(super) fn percentile(samples: &[f64], share: f64) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
     let last = sorted.len().saturating_sub(1) as f64;
-    let (low, high) = ((last * share).floor() as usize, (last * share).ceil() as usize);
+    let low = (last * share).floor() as usize;
+    let high = (last * share).ceil() as usize;
     match (sorted.get(low), sorted.get(high)) {
         (Some(low), Some(high)) => (low + high) / 2.0,
         _ => f64::NAN,

@@ -30,23 +30,23 @@ pub fn reads(checkpoint: &Checkpoint, program: &Program, parallel: Parallel) -> 
     let mut misfits = Vec::new();
     let mut looked_at = HashSet::new();
     for place in 0..parallel.data {
-        let mut own = Reads { tensors: 0, bytes: 0, host_bytes: 0, misfits: Vec::new() };
+        let mut rank_reads = Reads { tensors: 0, bytes: 0, host_bytes: 0, misfits: Vec::new() };
         let mut names = HashSet::new();
         let all = holdings(program, parallel, parallel.first_at(place));
         for holding in all.into_iter().filter(|holding| holding.is_state()) {
             let Holding { section, name, whole, range, .. } = holding;
             let bytes = range.bytes as u64;
-            own.bytes += bytes;
-            own.host_bytes = own.host_bytes.max(bytes);
-            own.tensors += usize::from(names.insert((section, name.clone())));
+            rank_reads.bytes += bytes;
+            rank_reads.host_bytes = rank_reads.host_bytes.max(bytes);
+            rank_reads.tensors += usize::from(names.insert((section, name.clone())));
             if looked_at.insert((section, name.clone()))
                 && let Err(error) = checkpoint.expect(section, &name, CkptDtype::F32, &whole)
             {
                 misfits.push(misfit(&error));
             }
         }
-        if own.bytes > most.bytes {
-            most = own;
+        if rank_reads.bytes > most.bytes {
+            most = rank_reads;
         }
     }
     Reads { misfits, ..most }

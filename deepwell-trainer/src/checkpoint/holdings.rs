@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use deepwell_ckpt::{CkptDtype, Region, Section};
 use deepwell_ir::{
-    ByteRange, DType, Link, MemoryKind, ParameterState, Part, Plane, Program, TensorId,
+    ByteRange, DType, Derivation, Link, MemoryKind, ParameterState, Plane, Program, TensorId,
     Value as IrValue, ValueId,
 };
 use deepwell_plan::Parallel;
@@ -190,11 +190,12 @@ fn add_copies(program: &Program, all: &mut Vec<Holding>) {
 
 /// Returns rows and scales per row of a plane of scales, from the shape of the matching data.
 fn plain_shape(program: &Program, scales: Link) -> Option<Vec<usize>> {
-    let Part::Plane { quantization, axis, plane: Plane::Scales, format } = scales.part else {
+    let Derivation::Plane { quantization, axis, plane: Plane::Scales, format } = scales.derivation
+    else {
         return None;
     };
-    let part = Part::Plane { quantization, axis, plane: Plane::Data, format };
-    let data = Link { part, ..scales };
+    let derivation = Derivation::Plane { quantization, axis, plane: Plane::Data, format };
+    let data = Link { derivation, ..scales };
     let data = program.values.iter().find(|value| value.link == Some(data))?;
     let &[m, k] = &data.shape[..] else { return None };
     Some(vec![m, k.div_ceil(format.scale.stored_every())])

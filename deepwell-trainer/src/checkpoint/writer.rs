@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 
 use bytemuck::{cast_slice, pod_collect_to_vec};
 use deepwell_ckpt::{
-    CheckpointWriter, PartView, RankShards, SaveOptions, TensorView, write_shards,
+    CheckpointWriter, RankShards, SaveOptions, SliceView, TensorView, write_shards,
 };
 use deepwell_ir::ByteRange;
 use deepwell_kernels::HostBuffer;
@@ -236,10 +236,10 @@ fn write(
 ) -> Result<RankShards, TrainError> {
     let data = share.iter().zip(data).map(|(holding, data)| holding.to_file(data));
     let data: Vec<Cow<'_, [u8]>> = data.collect::<Result<_, _>>()?;
-    let parts: Vec<PartView<'_>> = share
+    let parts: Vec<SliceView<'_>> = share
         .iter()
         .zip(&data)
-        .map(|(holding, data)| PartView {
+        .map(|(holding, data)| SliceView {
             view: TensorView {
                 name: &holding.name,
                 dtype: holding.dtype,

@@ -1,6 +1,6 @@
 //! Writing the token cache of a corpus.
 
-use super::cache::Key;
+use super::cache_header::Key;
 use super::cache_writer::TokenWriter;
 use super::chat::Chat;
 use super::encode::{Encoded, Encoder};
@@ -91,8 +91,8 @@ impl Build<'_> {
             };
             self.write(&[document], &mut spool, &mut bytes_done, &mut ended, progress)?;
         }
-        let found = spool.tokens();
-        let wanted = (found / HELDOUT_ONE_IN).max(self.options.heldout_tokens_min);
+        let tokens_total = spool.tokens();
+        let wanted = (tokens_total / HELDOUT_ONE_IN).max(self.options.heldout_tokens_min);
         let tokens_of = |i: usize| {
             let start = if i == 0 { 0 } else { records[i - 1].1 };
             start..records[i].1
@@ -106,7 +106,7 @@ impl Build<'_> {
             if taken >= wanted {
                 break;
             }
-            if taken + tokens <= found / 2 {
+            if taken + tokens <= tokens_total / 2 {
                 is_heldout[i] = true;
                 taken += tokens;
             }

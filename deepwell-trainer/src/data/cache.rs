@@ -13,12 +13,9 @@ use std::path::{Path, PathBuf};
 use deepwell_ir::ops::IGNORED_TARGET;
 
 use super::bits::{self, Bits};
-use super::cache_header::{HEADER_BYTES, Header};
+use super::cache_header::{HEADER_BYTES, Header, Key};
 use super::map::ReadMap;
 use super::{DataError, Split};
-
-/// Names a data set: blake3 of content, tokenizer, split and format version.
-pub type Key = [u8; 32];
 
 /// Both parts of a tokenized data set, memory-mapped or held in memory.
 ///
@@ -32,12 +29,12 @@ pub type Key = [u8; 32];
 /// ```
 #[derive(Debug)]
 pub struct TokenCache {
-    train: Part,
-    heldout: Part,
+    train: CachedSplit,
+    heldout: CachedSplit,
 }
 
 #[derive(Debug)]
-struct Part {
+struct CachedSplit {
     store: Store,
     tokens: u64,
     token_max: u32,
@@ -92,10 +89,10 @@ impl TokenCache {
 
     /// A data set in memory; for each token of a part a flag says whether the token is a target.
     pub(crate) fn in_memory_counted(train: (&[u32], &[bool]), heldout: (&[u32], &[bool])) -> Self {
-        let part = |(tokens, counts): (&[u32], &[bool])| {
+        let cached = |(tokens, counts): (&[u32], &[bool])| {
             let mut bits = Bits::default();
             counts.iter().for_each(|&counts| bits.push(counts));
-            Part {
+            CachedSplit {
                 tokens: tokens.len() as u64,
                 token_max: tokens.iter().copied().max().unwrap_or(0),
                 documents: 1,
@@ -104,7 +101,7 @@ impl TokenCache {
                 store: Store::Memory(tokens.to_vec(), bits),
             }
         };
-        Self { train: part(train), heldout: part(heldout) }
+        Self { train: cached(train), heldout: cached(heldout) }
     }
 
     /// Opens both files of `key` in a cache folder and checks every byte of them.
@@ -113,14 +110,14 @@ impl TokenCache {
     /// A file is missing, or differs from what was written.
     pub fn open(folder: &Path, key: &Key) -> Result<Self, Unusable> {
         Ok(Self {
-            train: Part::open(folder, key, Split::Train)?,
-            heldout: Part::open(folder, key, Split::Heldout)?,
+            train: CachedSplit::open(folder, key, Split::Train)?,
+            heldout: CachedSplit::open(folder, key, Split::Heldout)?,
         })
     }
 
     /// Number of tokens of one part.
     pub fn len(&self, split: Split) -> u64 {
-        self.part(split).tokens
+        self.cached(split).tokens
     }
 
     /// True if neither part has a token.
@@ -130,17 +127,17 @@ impl TokenCache {
 
     /// The largest token of one part; 0 if it is empty.
     pub fn token_max(&self, split: Split) -> u32 {
-        self.part(split).token_max
+        self.cached(split).token_max
     }
 
     /// Number of documents of one part.
     pub fn documents(&self, split: Split) -> u64 {
-        self.part(split).documents
+        self.cached(split).documents
     }
 
     /// Number of tokens of one part that count as targets: all tokens except in conversations.
     pub fn counted(&self, split: Split) -> u64 {
-        self.part(split).counted
+        self.cached(split).counted
     }
 
     /// Hash of the tokens of both parts, computed when they were written or opened.
@@ -183,12 +180,12 @@ impl TokenCache {
 
     /// Whether a token counts as a target.
     pub(crate) fn counts(&self, split: Split, index: usize) -> bool {
-        let part = self.part(split);
-        match &part.store {
-            _ if part.counted == part.tokens => true,
+        let cached = self.cached(split);
+        match &cached.store {
+            _ if cached.counted == cached.tokens => true,
             Store::Memory(_, counts) => counts.get(index as u64),
             Store::Mapped { map, width } => {
-                let start = HEADER_BYTES + part.tokens as usize * usize::from(*width);
+                let start = HEADER_BYTES + cached.tokens as usize * usize::from(*width);
                 bits::is_set(&map.bytes()[start..], index)
             }
         }
@@ -224,12 +221,12 @@ impl TokenCache {
     }
 
     pub(crate) fn tokens(&self, split: Split) -> Tokens<'_> {
-        let part = self.part(split);
+        let cached = self.cached(split);
         // The map starts on a page and the header is a multiple of 4: the casts cannot fail.
-        match &part.store {
+        match &cached.store {
             Store::Memory(tokens, _) => Tokens::Native(tokens),
             Store::Mapped { map, width } => {
-                let bytes = part.tokens as usize * usize::from(*width);
+                let bytes = cached.tokens as usize * usize::from(*width);
                 let bytes = &map.bytes()[HEADER_BYTES..HEADER_BYTES + bytes];
                 match width {
                     2 => Tokens::U16(bytemuck::cast_slice(bytes)),
@@ -239,7 +236,7 @@ impl TokenCache {
         }
     }
 
-    fn part(&self, split: Split) -> &Part {
+    fn cached(&self, split: Split) -> &CachedSplit {
         match split {
             Split::Train => &self.train,
             Split::Heldout => &self.heldout,
@@ -258,7 +255,7 @@ pub enum Unusable {
     Damaged(String),
 }
 
-impl Part {
+impl CachedSplit {
     fn open(folder: &Path, key: &Key, split: Split) -> Result<Self, Unusable> {
         let map =
             ReadMap::open(&file_path(folder, key, split)).map_err(|error| match error.kind() {

@@ -17,7 +17,9 @@
 //! ```
 
 use super::Split;
-use super::cache::Key;
+
+/// Names a data set: blake3 of content, tokenizer, split and format version.
+pub type Key = [u8; 32];
 
 /// Raised whenever the same input would give different files.
 pub(crate) const FORMAT_VERSION: u32 = 2;

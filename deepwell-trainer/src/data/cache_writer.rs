@@ -9,8 +9,8 @@ use tempfile::NamedTempFile;
 
 use super::bin;
 use super::bits::Bits;
-use super::cache::{Key, file_path};
-use super::cache_header::{HEADER_BYTES, Header};
+use super::cache::file_path;
+use super::cache_header::{HEADER_BYTES, Header, Key};
 use super::map::ReadMap;
 use super::{DataError, Split};
 

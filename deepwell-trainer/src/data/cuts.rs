@@ -273,7 +273,8 @@ impl Rules {
 
     fn split(&mut self, step: &Value) -> Option<()> {
         let has_spaces = self.space == ' ';
-        let (behavior, inverts) = (step["behavior"].as_str()?, step["invert"].as_bool()?);
+        let behavior = step["behavior"].as_str()?;
+        let inverts = step["invert"].as_bool()?;
         let is_known = match pattern(step)? {
             Pattern::Text(" ") if has_spaces => {
                 self.splits = true;

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::build::Build;
-use super::cache::{self, Key, TokenCache, Unusable};
+use super::cache::{self, TokenCache, Unusable};
 use super::cache_header::FORMAT_VERSION;
+use super::cache_header::Key;
 use super::chat::Chat;
 use super::corpus::Corpus;
 use super::records::Fields;
@@ -111,7 +112,9 @@ impl Dataset {
                 if let Unusable::Damaged(what) = unusable {
                     tracing::warn!("a file of the token cache is {what}; making it again");
                 }
-                let (documents, choice, chat) = (&documents[..], &choice, chat.as_ref());
+                let documents = &documents[..];
+                let choice = &choice;
+                let chat = chat.as_ref();
                 Build { documents, choice, chat, options, fields: &fields, key: &key }
                     .run(progress)?;
                 let reopened = TokenCache::open(&options.cache_dir, &key);

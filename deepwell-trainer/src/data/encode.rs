@@ -28,7 +28,7 @@ pub(crate) enum Encoded<'a> {
 }
 
 /// A stretch of one document.
-pub(crate) struct Piece<'a> {
+pub(crate) struct Segment<'a> {
     pub(crate) document: &'a Document,
     /// Text, or the tokens of a token file.
     pub(crate) data: Vec<u8>,
@@ -61,31 +61,31 @@ impl Encoder<'_> {
     ) -> Result<(), DataError> {
         for_each_group(documents, self.tokenizer.cuts(), self.fields, &mut |group| {
             let tokens: Vec<Result<Tokens, DataError>> =
-                group.par_iter().map(|piece| self.tokens(piece)).collect();
-            for (piece, tokens) in group.iter().zip(tokens) {
+                group.par_iter().map(|segment| self.tokens(segment)).collect();
+            for (segment, tokens) in group.iter().zip(tokens) {
                 sink(Encoded::Tokens(&tokens?))?;
-                if piece.ends_document {
-                    sink(Encoded::EndOfDocument { counts: piece.chat.is_none() })?;
+                if segment.ends_document {
+                    sink(Encoded::EndOfDocument { counts: segment.chat.is_none() })?;
                 }
-                *bytes_done += piece.bytes() as u64;
+                *bytes_done += segment.bytes() as u64;
             }
             progress(Progress { stage: Stage::Tokenize, bytes_done: *bytes_done, bytes_total });
             Ok(())
         })
     }
 
-    fn tokens(self, piece: &Piece<'_>) -> Result<Tokens, DataError> {
-        let path = || piece.document.path.clone();
-        if let Some(conversation) = &piece.chat {
+    fn tokens(self, segment: &Segment<'_>) -> Result<Tokens, DataError> {
+        let path = || segment.document.path.clone();
+        if let Some(conversation) = &segment.chat {
             let Some(chat) = self.chat else { return Err(DataError::Changed { path: path() }) };
-            return chat.encode(&piece.document.path, conversation);
+            return chat.encode(&segment.document.path, conversation);
         }
-        let tokens = match piece.document.format {
+        let tokens = match segment.document.format {
             Format::Text | Format::Records(_) => {
-                self.tokenizer.encode(&piece.document.name, &piece.data)?
+                self.tokenizer.encode(&segment.document.name, &segment.data)?
             }
             Format::Tokens(header) => {
-                let tokens = bin::decode(&piece.data, header.width);
+                let tokens = bin::decode(&segment.data, header.width);
                 if let Some(&token) = tokens.iter().find(|&&token| token > i32::MAX as u32) {
                     return Err(DataError::BinToken { path: path(), token });
                 }
@@ -96,7 +96,7 @@ impl Encoder<'_> {
     }
 }
 
-impl Piece<'_> {
+impl Segment<'_> {
     /// The text; for a conversation the concatenated texts of its messages.
     pub(crate) fn text(&self) -> Cow<'_, [u8]> {
         match &self.chat {
@@ -122,15 +122,15 @@ pub(crate) fn for_each_group<'a>(
     documents: &[&'a Document],
     cuts: Cuts,
     fields: &Fields,
-    work: &mut dyn FnMut(&[Piece<'a>]) -> Result<(), DataError>,
+    work: &mut dyn FnMut(&[Segment<'a>]) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
-    let mut group: Vec<Piece<'a>> = Vec::new();
+    let mut group: Vec<Segment<'a>> = Vec::new();
     let mut group_bytes = 0;
     for &document in documents {
-        for_each_piece(document, cuts, fields, &mut |piece| {
+        for_each_piece(document, cuts, fields, &mut |segment| {
             // A constant for the overhead of a record.
-            group_bytes += piece.bytes() + 64;
-            group.push(piece);
+            group_bytes += segment.bytes() + 64;
+            group.push(segment);
             if group_bytes >= GROUP_BYTES {
                 work(&group)?;
                 group_bytes = 0;
@@ -147,7 +147,7 @@ fn for_each_piece<'a>(
     document: &'a Document,
     cuts: Cuts,
     fields: &Fields,
-    work: &mut dyn FnMut(Piece<'a>) -> Result<(), DataError>,
+    work: &mut dyn FnMut(Segment<'a>) -> Result<(), DataError>,
 ) -> Result<(), DataError> {
     let Format::Records(format) = document.format else {
         let cuts = match document.format {
@@ -155,7 +155,7 @@ fn for_each_piece<'a>(
             _ => cuts,
         };
         return for_each_text(document, cuts, &mut |data, ends_document| {
-            work(Piece { document, data, chat: None, ends_document })
+            work(Segment { document, data, chat: None, ends_document })
         });
     };
     let mut records = 0;
@@ -165,7 +165,7 @@ fn for_each_piece<'a>(
             Record::Text(text) => text.into_bytes(),
             Record::Chat(chat) => {
                 let chat = Some(chat);
-                return work(Piece { document, data: Vec::new(), chat, ends_document: true });
+                return work(Segment { document, data: Vec::new(), chat, ends_document: true });
             }
         };
         let mut rest = text;
@@ -173,10 +173,10 @@ fn for_each_piece<'a>(
             let Some(cut) = cuts.last(&rest[..PIECE_BYTES], 1) else { break };
             let after = rest.split_off(cut.start);
             rest.truncate(cut.end);
-            work(Piece { document, data: rest, chat: None, ends_document: false })?;
+            work(Segment { document, data: rest, chat: None, ends_document: false })?;
             rest = after;
         }
-        work(Piece { document, data: rest, chat: None, ends_document: true })
+        work(Segment { document, data: rest, chat: None, ends_document: true })
     };
     let hash =
         records::for_each(&document.path, document.compression, format, fields, &mut of_record)?;
@@ -259,18 +259,18 @@ mod tests {
         }
         text.extend("\u{20ac}".repeat(PIECE_BYTES / 2).as_bytes());
         let document = document(&path, &text);
-        let mut pieces = Vec::new();
+        let mut segments = Vec::new();
         for_each_text(&document, Cuts::Lines, &mut |data, is_last| {
             assert!(data.len() <= PIECE_BYTES);
             assert!(str::from_utf8(&data).is_ok());
-            pieces.push((data, is_last));
+            segments.push((data, is_last));
             Ok(())
         })
         .unwrap();
-        assert!(pieces.len() > 3, "{}", pieces.len());
-        assert!(pieces.iter().rev().skip(1).all(|(_, is_last)| !is_last));
-        assert!(pieces.last().unwrap().1);
-        let joined: Vec<u8> = pieces.into_iter().flat_map(|(data, _)| data).collect();
+        assert!(segments.len() > 3, "{}", segments.len());
+        assert!(segments.iter().rev().skip(1).all(|(_, is_last)| !is_last));
+        assert!(segments.last().unwrap().1);
+        let joined: Vec<u8> = segments.into_iter().flat_map(|(data, _)| data).collect();
         assert!(joined == text);
 
         let mut tokens = 0;

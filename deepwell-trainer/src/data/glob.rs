@@ -32,16 +32,16 @@ pub(crate) fn expand(input: &Path) -> Result<Option<Vec<PathBuf>>, DataError> {
         depth_max: if rest.iter().any(|part| part == "**") { usize::MAX } else { rest.len() },
         takes_hidden: rest.iter().any(|part| part.starts_with('.')),
     };
-    let mut found = Vec::new();
+    let mut matches = Vec::new();
     let folder = if base.as_os_str().is_empty() { Path::new(".") } else { base.as_path() };
     if folder.is_dir() {
-        walk.folder(folder, &base, "", 1, &mut found)?;
+        walk.folder(folder, &base, "", 1, &mut matches)?;
     }
-    if found.is_empty() {
+    if matches.is_empty() {
         return Err(DataError::Missing { path: input.to_owned() });
     }
-    found.sort();
-    Ok(Some(found))
+    matches.sort();
+    Ok(Some(matches))
 }
 
 struct Walk {
@@ -59,7 +59,7 @@ impl Walk {
         shown: &Path,
         below: &str,
         depth: usize,
-        found: &mut Vec<PathBuf>,
+        matches: &mut Vec<PathBuf>,
     ) -> Result<(), DataError> {
         let fail = |source: io::Error| DataError::Read { path: folder.to_owned(), source };
         for entry in std::fs::read_dir(folder).map_err(fail)? {
@@ -71,10 +71,10 @@ impl Walk {
             }
             let below = format!("{below}{text}");
             if self.matcher.is_match(&below) {
-                found.push(shown.join(&name));
+                matches.push(shown.join(&name));
             } else if depth < self.depth_max && entry.file_type().map_err(fail)?.is_dir() {
                 let below = format!("{below}/");
-                self.folder(&entry.path(), &shown.join(&name), &below, depth + 1, found)?;
+                self.folder(&entry.path(), &shown.join(&name), &below, depth + 1, matches)?;
             }
         }
         Ok(())
@@ -97,9 +97,9 @@ mod tests {
             std::fs::write(path, name).unwrap();
         }
         let check = |pattern: &str, expected: Option<&[&str]>| {
-            let found = expand(&root.join(pattern)).unwrap();
-            let names = found.as_ref().map(|found| {
-                found.iter().map(|path| path.strip_prefix(root).unwrap().to_str().unwrap())
+            let matches = expand(&root.join(pattern)).unwrap();
+            let names = matches.as_ref().map(|matches| {
+                matches.iter().map(|path| path.strip_prefix(root).unwrap().to_str().unwrap())
             });
             assert_eq!(names.map(Iterator::collect::<Vec<_>>).as_deref(), expected, "{pattern}");
         };

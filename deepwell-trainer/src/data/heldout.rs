@@ -51,24 +51,24 @@ impl HeldoutWindows {
         tokens_min: Option<u64>,
     ) -> Result<Self, DataError> {
         check_shape(rows, seq)?;
-        let found = tokens.len(Split::Heldout);
+        let token_count = tokens.len(Split::Heldout);
         let tokens_per_batch = rows as u64 * seq as u64;
         let batches = match tokens_min {
             Some(tokens_min) => tokens_min.div_ceil(tokens_per_batch).max(1),
-            None => (found.saturating_sub(1) / tokens_per_batch).max(1),
+            None => (token_count.saturating_sub(1) / tokens_per_batch).max(1),
         };
         let needed = batches.saturating_mul(tokens_per_batch).saturating_add(1);
-        if found < needed {
+        if token_count < needed {
             let plural = if batches == 1 { "" } else { "es" };
             return Err(DataError::TooShort {
                 split: Split::Heldout,
-                found,
+                found: token_count,
                 what: format!("an evaluation on {batches} batch{plural} of {rows} x {seq} tokens"),
                 needed,
                 smaller: if batches == 1 { "batch_size" } else { "eval_tokens" },
             });
         }
-        let windows_all = (found - 1) / seq as u64;
+        let windows_all = (token_count - 1) / seq as u64;
         Ok(Self { tokens, rows, seq, batches, windows_all, is_whole: false })
     }
 
@@ -222,7 +222,8 @@ impl HeldoutWindows {
                 continue;
             }
             let place = row * self.seq..(row + 1) * self.seq;
-            let (inputs, targets) = (&mut batch.inputs[place.clone()], &mut batch.targets[place]);
+            let inputs = &mut batch.inputs[place.clone()];
+            let targets = &mut batch.targets[place];
             inputs.fill(0);
             targets.fill(IGNORED_TARGET);
             if seq > 0 {

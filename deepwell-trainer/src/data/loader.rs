@@ -213,7 +213,8 @@ impl Sampler {
             let sample = u128::from(index) * self.rows as u128 + row as u128;
             let windows = u128::from(self.windows_per_epoch);
             // An epoch number above 2^64 would take longer than the universe has existed.
-            let (epoch, window) = ((sample / windows) as u64, (sample % windows) as u64);
+            let epoch = (sample / windows) as u64;
+            let window = (sample % windows) as u64;
             let epoch_seed = mix(mix(self.seed).wrapping_add(epoch));
             let offset = mix(epoch_seed ^ 0x6f66_6673_6574) % self.offsets;
             let window = Permutation::new(self.windows_per_epoch, epoch_seed).get(window);

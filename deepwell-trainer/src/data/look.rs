@@ -72,8 +72,9 @@ pub(crate) fn look_at(
     let mut bytes = 0;
     while count > 0 {
         let data = &block[..count];
-        if let Some(place) = data.iter().position(|&byte| byte == 0) {
-            let what = format!("not text: it holds a byte 0 at offset {}", bytes + place as u64);
+        if let Some(zero_offset) = data.iter().position(|&byte| byte == 0) {
+            let what =
+                format!("not text: it holds a byte 0 at offset {}", bytes + zero_offset as u64);
             return refuse(SkipReason::Binary, what, TEXT_HINT);
         }
         if needs_utf8 && !utf8.push(data) {

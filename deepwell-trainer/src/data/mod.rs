@@ -61,7 +61,8 @@ mod tokenizer;
 mod workspace;
 
 pub(crate) use cache::Tokens;
-pub use cache::{Key, TokenCache, Unusable};
+pub use cache::{TokenCache, Unusable};
+pub use cache_header::Key;
 pub use dataset::{DataOptions, Dataset, HELDOUT_TOKENS_MIN};
 pub use error::DataError;
 pub use export_corpus::{CorpusFolder, export_default_corpus};

@@ -73,7 +73,7 @@ pub(crate) fn list(
     heldout: &[PathBuf],
     skipped: &mut Skipped,
 ) -> Result<Vec<Candidate>, DataError> {
-    let mut found = Vec::new();
+    let mut candidates = Vec::new();
     let of = |is_heldout| move |input| (input, is_heldout);
     // Held-out inputs come first, so that a file given twice stays held out.
     for (input, is_heldout) in heldout.iter().map(of(true)).chain(inputs.iter().map(of(false))) {
@@ -81,17 +81,17 @@ pub(crate) fn list(
         let matches = if input.exists() { None } else { glob::expand(input)? };
         let how = if matches.is_none() { Found::Named } else { Found::Matched };
         for path in matches.as_deref().unwrap_or(std::slice::from_ref(input)) {
-            list_input(path, how, is_heldout, &mut found, skipped)?;
+            list_input(path, how, is_heldout, &mut candidates, skipped)?;
         }
     }
-    found.sort_by(|a, b| {
+    candidates.sort_by(|a, b| {
         let order = |it: &Candidate| (it.name.clone(), it.path.clone(), !it.is_heldout);
         order(a).cmp(&order(b))
     });
 
     let mut seen = HashSet::new();
-    let mut unique: Vec<Candidate> = Vec::with_capacity(found.len());
-    for candidate in found {
+    let mut unique: Vec<Candidate> = Vec::with_capacity(candidates.len());
+    for candidate in candidates {
         let real = candidate
             .path
             .canonicalize()
@@ -109,7 +109,7 @@ fn list_input(
     input: &Path,
     how: Found,
     is_heldout: bool,
-    found: &mut Vec<Candidate>,
+    candidates: &mut Vec<Candidate>,
     skipped: &mut Skipped,
 ) -> Result<(), DataError> {
     let metadata = std::fs::metadata(input).map_err(|source| match source.kind() {
@@ -118,12 +118,12 @@ fn list_input(
     })?;
     let name = file_name(input)?;
     if metadata.is_dir() {
-        let before = found.len();
-        walk(input, &name, found, skipped)?;
-        found[before..].iter_mut().for_each(|candidate| candidate.is_heldout = is_heldout);
+        let before = candidates.len();
+        walk(input, &name, candidates, skipped)?;
+        candidates[before..].iter_mut().for_each(|candidate| candidate.is_heldout = is_heldout);
     } else if metadata.is_file() {
         let candidate = candidate(name, input.to_owned(), metadata.len(), how);
-        found.push(Candidate { is_heldout, ..candidate });
+        candidates.push(Candidate { is_heldout, ..candidate });
     } else {
         skipped.add(SkipReason::NotRegular, name);
     }
@@ -151,7 +151,7 @@ fn file_name(input: &Path) -> Result<String, DataError> {
 fn walk(
     folder: &Path,
     prefix: &str,
-    found: &mut Vec<Candidate>,
+    candidates: &mut Vec<Candidate>,
     skipped: &mut Skipped,
 ) -> Result<(), DataError> {
     let fail = |path: &Path| {
@@ -161,7 +161,8 @@ fn walk(
     for entry in std::fs::read_dir(folder).map_err(fail(folder))? {
         let entry = entry.map_err(fail(folder))?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        let (is_hidden, name) = (name.starts_with('.'), format!("{prefix}/{name}"));
+        let is_hidden = name.starts_with('.');
+        let name = format!("{prefix}/{name}");
         if is_hidden {
             skipped.add(SkipReason::Hidden, name);
             continue;
@@ -173,10 +174,10 @@ fn walk(
             if is_link {
                 skipped.add(SkipReason::LinkToFolder, name);
             } else {
-                walk(&path, &name, found, skipped)?;
+                walk(&path, &name, candidates, skipped)?;
             }
         } else if metadata.is_file() {
-            found.push(candidate(name, path, metadata.len(), Found::InFolder));
+            candidates.push(candidate(name, path, metadata.len(), Found::InFolder));
         } else {
             skipped.add(SkipReason::NotRegular, name);
         }
@@ -252,8 +253,8 @@ mod tests {
         }
         let mut skipped = Skipped::default();
         let inputs = [root.clone(), root.join("b/a.txt"), root.join("b/.hidden")];
-        let found = list(&inputs, &[], &mut skipped).unwrap();
-        let names: Vec<_> = found.iter().map(|candidate| candidate.name.as_str()).collect();
+        let candidates = list(&inputs, &[], &mut skipped).unwrap();
+        let names: Vec<_> = candidates.iter().map(|candidate| candidate.name.as_str()).collect();
         assert_eq!(
             names,
             [".hidden", "a.txt", "root/a.txt", "root/b-c.txt", "root/b/z.txt"],
@@ -266,8 +267,8 @@ mod tests {
 
         // A pattern gives the same files as its expansion by a shell.
         let names = |inputs: &[PathBuf]| -> Vec<String> {
-            let found = list(inputs, &[], &mut Skipped::default()).unwrap();
-            found.into_iter().map(|candidate| candidate.name).collect()
+            let candidates = list(inputs, &[], &mut Skipped::default()).unwrap();
+            candidates.into_iter().map(|candidate| candidate.name).collect()
         };
         let pattern = names(&[root.join("*")]);
         assert_eq!(pattern, names(&["a.txt", "b", "b-c.txt"].map(|name| root.join(name))));

@@ -117,7 +117,8 @@ impl Engine {
     /// Predicted peak, in bytes: the larger arena of training and evaluation (on a GPU including
     /// the reserve for GEMMs that fall back), plus the backend's own allocations.
     pub fn predicted_peak_bytes(&self) -> u64 {
-        let (training, evaluation) = (self.program(), self.evaluation_program());
+        let training = self.program();
+        let evaluation = self.evaluation_program();
         let arena = match self.device {
             Device::Cpu => training.arena.bytes.max(evaluation.arena.bytes),
             Device::Cuda(_) | Device::Emulated(_) => self.executor.arena_bytes(),
@@ -209,10 +210,10 @@ impl Engine {
             }
             if let Some(split) = state.split {
                 // The random bits are drawn for the whole parameter.
-                let own = self.program().value(state.master).shape.clone();
-                let mut whole = vec![0f32; self.program().whole_shape(&state).iter().product()];
-                split.insert(&buffer, &own, &mut whole);
-                buffer = whole;
+                let slice_shape = self.program().value(state.master).shape.clone();
+                let mut full = vec![0f32; self.program().whole_shape(&state).iter().product()];
+                split.insert(&buffer, &slice_shape, &mut full);
+                buffer = full;
             }
             init::perturb(seed, &state.name, &mut buffer);
             self.write_part(state.master, cast_slice(&buffer))?;
@@ -304,13 +305,14 @@ impl Engine {
     /// As [`Engine::step`].
     pub fn evaluate(&mut self, inputs: &[i32], targets: &[i32]) -> Result<f32, TrainError> {
         let targets = &*masked_targets(inputs, targets, self.document_end);
-        let (own, own_targets) = (self.part_of_sequences(inputs), self.part_of_sequences(targets));
-        let (bounds, places) = self.documents_of(&own);
+        let rank_inputs = self.part_of_sequences(inputs);
+        let rank_targets = self.part_of_sequences(targets);
+        let (bounds, places) = self.documents_of(&rank_inputs);
         let program = self.evaluation.program();
         let host = program.host.clone();
         let writes = [
-            (host.tokens, cast_slice(&own)),
-            (host.targets, cast_slice(&own_targets)),
+            (host.tokens, cast_slice(&rank_inputs)),
+            (host.targets, cast_slice(&rank_targets)),
             (host.documents, cast_slice(&bounds)),
             (host.positions, cast_slice(&places)),
         ];

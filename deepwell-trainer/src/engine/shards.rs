@@ -50,7 +50,8 @@ pub(crate) fn part(
     offset: usize,
     elements: usize,
 ) -> Option<(Range<usize>, Range<usize>)> {
-    let (begin, end) = (slice.start.max(offset), slice.end.min(offset + elements));
+    let begin = slice.start.max(offset);
+    let end = slice.end.min(offset + elements);
     (begin < end).then(|| (begin - slice.start..end - slice.start, begin - offset..end - offset))
 }
 
@@ -95,12 +96,13 @@ impl Engine {
             if self.is_gathered(&shard) {
                 continue;
             }
-            let own = self.slice(&shard, self.rank());
-            let mut values = vec![0f32; own.len()];
+            let rank_range = self.slice(&shard, self.rank());
+            let mut values = vec![0f32; rank_range.len()];
             for &(index, offset) in &shard.parameters {
                 let master = self.program().parameters[index].master;
                 let value = self.program().value(master);
-                let Some((of_slice, of_parameter)) = part(own.clone(), offset, value.elements())
+                let Some((of_slice, of_parameter)) =
+                    part(rank_range.clone(), offset, value.elements())
                 else {
                     continue;
                 };
@@ -193,9 +195,9 @@ impl Engine {
                 });
             }
             let whole: Vec<f32> = pod_collect_to_vec(whole);
-            let own = state.split.map(|split| split.extract(&whole, &program.value(id).shape));
-            let own = own.unwrap_or(whole);
-            return self.write_slice(parameter, &|shard| shard.master, &own);
+            let slice = state.split.map(|split| split.extract(&whole, &program.value(id).shape));
+            let slice = slice.unwrap_or(whole);
+            return self.write_slice(parameter, &|shard| shard.master, &slice);
         }
         let is_of = |state: &&ParameterState| {
             [Some(state.master), state.first_moment, state.second_moment].contains(&Some(id))
@@ -214,8 +216,8 @@ impl Engine {
             });
         }
         let whole: Vec<f32> = pod_collect_to_vec(whole);
-        let own = split.extract(&whole, &program.value(id).shape);
-        self.write_value(id, cast_slice(&own))
+        let slice = split.extract(&whole, &program.value(id).shape);
+        self.write_value(id, cast_slice(&slice))
     }
 }
 

@@ -42,21 +42,21 @@ impl Counted {
     /// Decodes a rank's message, operand by operand.
     fn all_of_words(mut words: &[u64]) -> Vec<Counted> {
         let mut all = Vec::new();
-        while let Some((own, rest)) = words.split_at_checked(WORDS) {
-            let (gemms, rest) = rest.split_at((own[9] as usize).min(rest.len()));
+        while let Some((fields, rest)) = words.split_at_checked(WORDS) {
+            let (gemms, rest) = rest.split_at((fields[9] as usize).min(rest.len()));
             let stats = QuantStats {
-                amax: f32::from_bits(own[3] as u32),
-                elements: own[4],
-                underflows: own[5],
-                saturations: own[6],
-                scale_clamps: own[7],
-                nonfinite: own[8],
+                amax: f32::from_bits(fields[3] as u32),
+                elements: fields[4],
+                underflows: fields[5],
+                saturations: fields[6],
+                scale_clamps: fields[7],
+                nonfinite: fields[8],
             };
             let gemms = gemms.iter().map(|&gemm| gemm as usize).collect();
             all.push(Counted {
-                micro_batch: own[0] as u32,
-                phase: PHASES[own[1] as usize % PHASES.len()],
-                chunk: own[2] as u32,
+                micro_batch: fields[0] as u32,
+                phase: PHASES[fields[1] as usize % PHASES.len()],
+                chunk: fields[2] as u32,
                 operand: OperandStats { gemms, stats },
             });
             words = rest;
@@ -100,18 +100,18 @@ impl Engine {
     /// A rank has failed.
     pub(crate) fn statistics_by_phase(&mut self) -> Result<Vec<(Phase, OperandStats)>, TrainError> {
         let passes = self.passes_of_statistics().iter();
-        let own = self.statistics().iter().cloned().zip(passes);
+        let local = self.statistics().iter().cloned().zip(passes);
         if self.peers.world_size() == 1 {
-            return Ok(own.map(|(operand, &(_, phase, _))| (phase, operand)).collect());
+            return Ok(local.map(|(operand, &(_, phase, _))| (phase, operand)).collect());
         }
-        let own = own.map(|(operand, &(micro_batch, phase, chunk))| Counted {
+        let local = local.map(|(operand, &(micro_batch, phase, chunk))| Counted {
             micro_batch,
             phase,
             chunk,
             operand,
         });
         let words: Vec<u64> =
-            own.flat_map(|counted| counted.to_words().collect::<Vec<_>>()).collect();
+            local.flat_map(|counted| counted.to_words().collect::<Vec<_>>()).collect();
         let parallel = self.plan.parallel;
         let mut stages: Vec<Vec<Counted>> = vec![Vec::new(); parallel.pipeline];
         for (rank, words) in self.peers.gather_any(&words)?.iter().enumerate() {

@@ -244,7 +244,8 @@ impl Engine {
             });
         }
         let targets = &*masked_targets(inputs, targets, self.document_end);
-        let (tokens, own_targets) = (self.part_of_batch(inputs), self.part_of_batch(targets));
+        let tokens = self.part_of_batch(inputs);
+        let own_targets = self.part_of_batch(targets);
         let (bounds, places) = self.documents_of(&tokens);
         let inputs = StepInputs {
             tokens: &tokens,

@@ -271,7 +271,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(TOKENIZER);
         std::fs::write(&path, pretty(&byte_tokenizer())).unwrap();
-        let (bytes, file) = (Tokenizer::bytes(), Tokenizer::from_file(&path).unwrap());
+        let bytes = Tokenizer::bytes();
+        let file = Tokenizer::from_file(&path).unwrap();
         assert_eq!(file.vocab_size(), 256);
         let all: String = ('\0'..='\u{24f}').chain("  \r\n don't \u{1f30a}".chars()).collect();
         let expected = bytes.encode("x", all.as_bytes()).unwrap();

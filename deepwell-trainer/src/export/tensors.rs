@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use deepwell_ckpt::hf::FolderTensor;
 use deepwell_ckpt::{Checkpoint, CkptDtype, Section};
-use deepwell_ir::capture::{ArchiveTensor, StoredPart};
+use deepwell_ir::capture::{ArchiveTensor, StoredSlice};
 
 use crate::source::StoredParameter;
 use crate::{ModelSource, TrainError};
@@ -14,7 +14,7 @@ use crate::{ModelSource, TrainError};
 struct Member {
     parameter: String,
     shape: Vec<usize>,
-    part: StoredPart,
+    part: StoredSlice,
 }
 
 /// The tensors of the weight files, each with its master weights.
@@ -32,7 +32,7 @@ impl Tensors {
         let mut tensors =
             Tensors { list: Vec::new(), members: HashMap::new(), remarks: Vec::new(), model };
         let mut expected = BTreeSet::new();
-        for stored in tensors.model.stored_parts()? {
+        for stored in tensors.model.stored_slices()? {
             let StoredParameter { name: parameter, shape, part, keeps_f32 } = stored;
             checkpoint.expect(Section::Master, &parameter, CkptDtype::F32, &shape)?;
             expected.insert(parameter.clone());
@@ -109,7 +109,7 @@ impl Tensors {
                 elements.copy_from_slice(&self.model.read_stored(&tensor.name)?);
             }
             for Member { parameter, shape, part } in members {
-                if *part == StoredPart::whole(&part.name, shape) {
+                if *part == StoredSlice::whole(&part.name, shape) {
                     checkpoint.read_f32_into(Section::Master, parameter, shape, elements)?;
                     continue;
                 }

@@ -225,7 +225,8 @@ fn to_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
 fn dot(a: &[f32], b: &[f32]) -> f32 {
     const LANES: usize = 16;
     let mut lanes = [0f32; LANES];
-    let (mut a_chunks, mut b_chunks) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let mut a_chunks = a.chunks_exact(LANES);
+    let mut b_chunks = b.chunks_exact(LANES);
     for (a, b) in (&mut a_chunks).zip(&mut b_chunks) {
         for lane in 0..LANES {
             lanes[lane] += a[lane] * b[lane];

@@ -83,7 +83,7 @@ impl TextModel {
     ) -> Result<Generation, TrainError> {
         request.sampling.check()?;
         let prompt_tokens = self.prompt_tokens(&request.prompt)?;
-        let known = (self.tokenizer.vocab_size() as usize).min(self.forward.vocab_size());
+        let vocab_size = (self.tokenizer.vocab_size() as usize).min(self.forward.vocab_size());
         let ends: Vec<u32> = match request.ignores_end {
             true => Vec::new(),
             false => self.special.ends.iter().copied().chain(self.tokenizer.separator()).collect(),
@@ -95,7 +95,7 @@ impl TextModel {
         let started = Instant::now();
         for index in 0..request.tokens_max {
             // Ignore rows of the head beyond the tokenizer's vocabulary.
-            let logits = &self.forward.logits(&tokens)?[..known];
+            let logits = &self.forward.logits(&tokens)?[..vocab_size];
             let token = request.sampling.pick(logits, index as u64)?;
             if ends.contains(&token) {
                 stop = Stop::EndOfText;

@@ -39,7 +39,8 @@ impl Sampling {
     /// The first invalid number.
     pub fn check(&self) -> Result<(), TrainError> {
         let refuse = |setting, expected: &str, got: String, hint: Option<&str>| {
-            let (expected, hint) = (expected.to_string(), hint.map(str::to_string));
+            let expected = expected.to_string();
+            let hint = hint.map(str::to_string);
             Err(TrainError::Setting { setting, expected, got, hint })
         };
         if !(self.temperature >= 0.0 && self.temperature.is_finite()) {

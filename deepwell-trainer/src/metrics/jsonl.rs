@@ -169,13 +169,13 @@ impl JsonlWriter {
             // A kill can cut a line, or (with a power loss) replace it by zeros.
             let is_last = lines.fill_buf().map_err(read_error)?.is_empty();
             match step_of(&line) {
-                Some(found) if is_complete => {
-                    if found.is_some_and(|found| found > step) {
+                Some(line_step) if is_complete => {
+                    if line_step.is_some_and(|line_step| line_step > step) {
                         truncated.lines_dropped += 1;
                     } else {
                         aside.write_all(&line).map_err(fail)?;
                         truncated.lines_kept += 1;
-                        truncated.step_max = truncated.step_max.max(found);
+                        truncated.step_max = truncated.step_max.max(line_step);
                     }
                 }
                 _ if is_last => truncated.dropped_torn_line = true,
@@ -289,7 +289,8 @@ mod tests {
             }
             writer.sync().unwrap();
         };
-        let (whole, resumed) = (folder.path().join("whole"), folder.path().join("resumed"));
+        let whole = folder.path().join("whole");
+        let resumed = folder.path().join("resumed");
         write(&whole, 1..=20);
         write(&resumed, 1..=13);
         JsonlWriter::truncate_after(&resumed, 8).unwrap();

@@ -63,7 +63,8 @@ impl Drop for Claimed {
 /// Earlier versions named the folder of a low-precision run `mxfp8` for every precision.
 fn rename_former(out: &Path) -> Result<(), TrainError> {
     for name in results(out)? {
-        let (former, folder) = (out.join(&name).join("mxfp8"), RunKind::LowPrecision.name());
+        let former = out.join(&name).join("mxfp8");
+        let folder = RunKind::LowPrecision.name();
         let now = out.join(&name).join(folder);
         if former.exists() && !now.exists() {
             fs::rename(&former, &now).map_err(TrainError::io(&former))?;

@@ -2,8 +2,8 @@
 
 use deepwell_plan::format_bytes;
 
-use super::text::{control, evaluations, fullest_rows, headline, routing, status, title};
-use super::verdict::{confidence, gaps, in_percent};
+use super::text::{control, evaluations, fullest_rows, headline, routing, status};
+use super::verdict::{confidence, gaps, in_percent, title};
 use super::{
     Curve, FinishedRun, LayerAgreement, ParityOptions, ParityReport, RunKind, SeedRuns, Verdict,
 };

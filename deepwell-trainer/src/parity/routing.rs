@@ -84,8 +84,8 @@ impl Observer for Choices {
         let mut bytes = vec![0; range.bytes];
         backend.read(range, &mut bytes)?;
         let chosen: Vec<i32> = bytemuck::pod_collect_to_vec(&bytes);
-        match self.layers.iter_mut().find(|own| own.layer == layer) {
-            Some(own) => own.chosen.extend(chosen),
+        match self.layers.iter_mut().find(|recorded| recorded.layer == layer) {
+            Some(recorded) => recorded.chosen.extend(chosen),
             None => {
                 let (experts, top_k) = (op.experts, op.top_k);
                 self.layers.push(LayerChoices { layer, experts, top_k, chosen });
@@ -162,7 +162,7 @@ pub(super) fn of_pair(
     let bf16 = choices_in(&PrecisionPolicy::bf16())?;
     let layers = compare(&bf16, &choices_in(&settings.precision_policy()?)?);
     let sum = |count: fn(&LayerAgreement) -> u64| layers.iter().map(count).sum::<u64>();
-    let share = sum(|own| own.alike) as f64 / sum(|own| own.choices).max(1) as f64;
+    let share = sum(|layer| layer.alike) as f64 / sum(|layer| layer.choices).max(1) as f64;
     let (step, tokens) = (checkpoint.step(), windows.tokens());
     Ok(RoutingAgreement { seed, step, tokens, share, layers })
 }

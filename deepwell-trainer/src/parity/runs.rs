@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use deepwell_precision::GuardEventKind;
 use serde_json::Value;
 
-use super::verdict::RunFacts;
+use super::verdict::{RunFacts, at_end};
 use super::{Curve, RunReport};
 use crate::run::RunSummary;
 use crate::run_folder::RunRecord;
@@ -105,11 +105,6 @@ impl FinishedRun {
 
 fn mean(curve: &[(u64, f64)]) -> f64 {
     curve.iter().map(|&(_, value)| value).sum::<f64>() / curve.len() as f64
-}
-
-/// The last point of a curve; NaN for an empty curve. Earlier evaluations read fewer tokens.
-pub(super) fn at_end(curve: &Curve) -> f64 {
-    curve.last().map_or(f64::NAN, |&(_, value)| value)
 }
 
 /// Path of the running program, even if a new build has replaced its file.

@@ -4,14 +4,9 @@ use std::fmt::Write as _;
 
 use deepwell_plan::format_bytes;
 
-use super::verdict::{CheckStatus, Verdict, in_percent, percent};
+use super::verdict::{CheckStatus, Verdict, in_percent, percent, title};
 use super::{ParityReport, RunReport};
 use crate::ExpertRows;
-
-/// The formats compared with BF16, for use in a sentence.
-pub(super) fn title(precision: &str) -> String {
-    precision.to_uppercase()
-}
 
 /// Headline of the verdict.
 pub(super) fn headline(report: &ParityReport) -> String {

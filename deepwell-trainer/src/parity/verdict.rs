@@ -6,9 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::reference::known_deviation;
-use super::runs::at_end;
 use super::statistics::{Estimate, evaluation_error_rel};
-use super::text::title;
 use super::{Curve, RunKind};
 use crate::Settings;
 use crate::audit::AuditReport;
@@ -187,9 +185,10 @@ pub(crate) fn judge(
     let &Question { precision, tolerance_rel, is_asked_twice } = question;
     let gaps_at_end: Vec<f64> =
         pairs.iter().map(|pair| gap_at_end(&pair.bf16, &pair.low_precision)).collect();
-    let known = pairs.first().and_then(|pair| known_deviation(&pair.low_precision.settings));
-    let gap = match known {
-        Some(known) => Estimate::of_known(&gaps_at_end, known),
+    let recorded_deviation =
+        pairs.first().and_then(|pair| known_deviation(&pair.low_precision.settings));
+    let gap = match recorded_deviation {
+        Some(recorded_deviation) => Estimate::of_known(&gaps_at_end, recorded_deviation),
         None => Estimate::of(&gaps_at_end),
     };
     let gap = if is_asked_twice { gap.of_each_look() } else { gap };
@@ -275,10 +274,7 @@ fn complete(pairs: &[Pair]) -> Check {
         }
         let interval = run.settings.eval_interval();
         let planned = (0..=steps).filter(|step| step.is_multiple_of(interval) || *step == steps);
-        let is_finite = |curve: &Curve, step: u64| {
-            curve.iter().any(|&(at, loss)| at == step && loss.is_finite())
-        };
-        if let Some(step) = planned.clone().find(|&step| !is_finite(&run.evaluations, step)) {
+        if let Some(step) = planned.clone().find(|&step| !is_finite_at(&run.evaluations, step)) {
             problems.push(format!("{name}: no finite held-out loss at step {step}"));
         }
         if run.evaluations.len() != planned.count() {
@@ -305,9 +301,9 @@ const FREE_BETWEEN_PAIRS: [&str; 2] = ["seed", "data_seed"];
 fn same_runs(pairs: &[Pair]) -> Check {
     let mut problems = Vec::new();
     let mut compare = |base: &RunFacts, other: &RunFacts, free: &[&str]| {
-        let found = differences(&base.fingerprint, &other.fingerprint);
+        let differing = differences(&base.fingerprint, &other.fingerprint);
         let is_free = |field: &str| free.iter().any(|free| field.split('.').next() == Some(free));
-        let found: Vec<String> = found
+        let differing: Vec<String> = differing
             .iter()
             .filter(|difference| !is_free(&difference.field))
             .map(|difference| {
@@ -316,9 +312,9 @@ fn same_runs(pairs: &[Pair]) -> Check {
                 format!("{} {was} and {now}", difference.field)
             })
             .collect();
-        if !found.is_empty() {
+        if !differing.is_empty() {
             let seeds = [&base.settings, &other.settings].map(|settings| settings.seed);
-            problems.push(format!("seeds {} and {}: {}", seeds[0], seeds[1], found.join(", ")));
+            problems.push(format!("seeds {} and {}: {}", seeds[0], seeds[1], differing.join(", ")));
         }
     };
     let between = [&FREE_IN_A_PAIR[..], &FREE_BETWEEN_PAIRS].concat();
@@ -404,21 +400,34 @@ fn audited(pairs: &[Pair], left_out: Option<&str>) -> Check {
     check(name, problems, format!("{calls} calls as their slow definitions"))
 }
 
+fn is_finite_at(curve: &Curve, step: u64) -> bool {
+    curve.iter().any(|&(at, loss)| at == step && loss.is_finite())
+}
+
+/// The last point of a curve; NaN for an empty curve. Earlier evaluations read fewer tokens.
+pub(super) fn at_end(curve: &Curve) -> f64 {
+    curve.last().map_or(f64::NAN, |&(_, value)| value)
+}
+
+/// The formats compared with BF16, for use in a sentence.
+pub(super) fn title(precision: &str) -> String {
+    precision.to_uppercase()
+}
+
 fn learned(pairs: &[Pair], bigram_entropy: f64) -> Option<Check> {
     let steps = pairs.first()?.low_precision.settings.steps;
     if steps < LEARNED_AFTER_STEPS {
         return None;
     }
-    let last = |run: &RunFacts| run.evaluations.last().map_or(f64::NAN, |&(_, loss)| loss);
     let mut problems = Vec::new();
     let mut largest = f64::NEG_INFINITY;
     for (name, run) in runs(pairs) {
-        largest = largest.max(last(run));
+        largest = largest.max(at_end(&run.evaluations));
         // A NaN is not below.
-        if last(run).partial_cmp(&bigram_entropy) != Some(std::cmp::Ordering::Less) {
+        if at_end(&run.evaluations).partial_cmp(&bigram_entropy) != Some(std::cmp::Ordering::Less) {
             problems.push(format!(
                 "{name} ends at {:.4}, the bigram model reaches {bigram_entropy:.4} nats per token",
-                last(run)
+                at_end(&run.evaluations)
             ));
         }
     }
@@ -467,11 +476,11 @@ fn gap_within(gap: &Estimate, tolerance_rel: f64, pairs_that_tell: Option<u64>) 
         CheckStatus::Open
     };
     let mut detail = format!("{}; tolerance {}", in_percent(gap), percent(tolerance_rel));
-    if let (Some(own), Some(known)) = (gap.deviation, gap.pooled_with) {
+    if let (Some(deviation), Some(recorded)) = (gap.deviation, gap.pooled_with) {
         detail.push_str(&format!(
             "; a pair deviates by {:.3} %, pooled with {:.3} % of recorded pairs",
-            100.0 * own,
-            100.0 * known.deviation
+            100.0 * deviation,
+            100.0 * recorded.deviation
         ));
     }
     if status == CheckStatus::Open {

@@ -62,15 +62,15 @@ impl RankExchanges {
             let group = program.target.ranks.group(op.group);
             let group = group.map_or("", |group| group.name.as_str());
             let is_it =
-                |known: &&mut ExchangeProfile| known.op == profile.op && known.group == group;
+                |entry: &&mut ExchangeProfile| entry.op == profile.op && entry.group == group;
             let bytes = call.cost.bytes_on_link * profile.runs as u64;
             let roofline_s = profile.in_step(profile.roofline_s);
             match exchanges.iter_mut().find(is_it) {
-                Some(known) => {
-                    known.calls += profile.runs;
-                    known.bytes_on_link += bytes;
-                    known.time_s += time_s;
-                    known.roof_share += roofline_s;
+                Some(entry) => {
+                    entry.calls += profile.runs;
+                    entry.bytes_on_link += bytes;
+                    entry.time_s += time_s;
+                    entry.roof_share += roofline_s;
                 }
                 None => exchanges.push(ExchangeProfile {
                     op: profile.op.clone(),

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 
 use super::metadata::{KEY, Original, Quantized};
 use super::output::Output;
-use super::pieces::{Piece, for_each, for_each_run, pieces};
+use super::regions::{Region, for_each, for_each_run, regions};
 use super::report::DequantizeReport;
 use super::safetensors::{self, Header, NewTensor, StoredTensor};
 use super::shape::{Matrices, Stored, inputs_last};
@@ -64,7 +64,7 @@ struct Input<'a> {
 }
 
 /// The parts of one quantized tensor.
-struct Parts<'a> {
+struct StoredPlanes<'a> {
     data: &'a StoredTensor,
     scales: &'a StoredTensor,
     tensor_scale: f32,
@@ -99,35 +99,36 @@ impl Input<'_> {
             if self.is_scale(&tensor.name, quantized) {
                 continue;
             }
-            let (dtype, shape, bytes, parts) = match quantized.tensors.get(&tensor.name) {
+            let (dtype, shape, bytes, planes) = match quantized.tensors.get(&tensor.name) {
                 None => (tensor.dtype.clone(), tensor.shape.clone(), tensor.bytes, None),
                 Some(original) => {
-                    let parts = self.parts(tensor, original)?;
-                    let elements = parts.matrices.rows_total() * parts.matrices.cols;
+                    let planes = self.planes(tensor, original)?;
+                    let elements = planes.matrices.rows_total() * planes.matrices.cols;
                     let bytes = elements as u64 * if original.dtype == "F32" { 4 } else { 2 };
-                    (original.dtype.clone(), original.shape.clone(), bytes, Some(parts))
+                    (original.dtype.clone(), original.shape.clone(), bytes, Some(planes))
                 }
             };
             new.push(NewTensor { name: tensor.name.clone(), dtype, shape, bytes });
-            jobs.push((tensor, parts));
+            jobs.push((tensor, planes));
         }
-        let found = jobs.iter().filter(|(_, parts)| parts.is_some()).count();
-        if found != quantized.tensors.len() {
+        let quantized_count = jobs.iter().filter(|(_, planes)| planes.is_some()).count();
+        if quantized_count != quantized.tensors.len() {
             let expected = quantized.tensors.len();
-            let detail = format!("`{KEY}` names {expected} tensors, of which {found} are there");
+            let detail =
+                format!("`{KEY}` names {expected} tensors, of which {quantized_count} are there");
             return Err(QuantizeFileError::invalid(self.path, detail));
         }
         let mut metadata: BTreeMap<String, String> = self.header.metadata.clone();
         metadata.remove(KEY);
         let (file, begins) = safetensors::create(target, &new, &metadata)?;
-        for (((tensor, parts), begin), new) in jobs.iter().zip(begins).zip(&new) {
+        for (((tensor, planes), begin), new) in jobs.iter().zip(begins).zip(&new) {
             let out = Destination { file: &file, path: target, begin };
-            match parts {
+            match planes {
                 None => self.copy(tensor, &out)?,
-                Some(parts) => {
-                    self.tensor(parts, &new.dtype, &out)?;
+                Some(planes) => {
+                    self.tensor(planes, &new.dtype, &out)?;
                     report.tensors += 1;
-                    report.bytes_in += parts.data.bytes + parts.scales.bytes;
+                    report.bytes_in += planes.data.bytes + planes.scales.bytes;
                     report.bytes_out += new.bytes;
                     continue;
                 }
@@ -146,11 +147,11 @@ impl Input<'_> {
     }
 
     /// Returns the parts of a quantized tensor, after checking their sizes.
-    fn parts<'a>(
+    fn planes<'a>(
         &'a self,
         data: &'a StoredTensor,
         original: &Original,
-    ) -> Result<Parts<'a>, QuantizeFileError> {
+    ) -> Result<StoredPlanes<'a>, QuantizeFileError> {
         let name = &data.name;
         let invalid = |detail: String| QuantizeFileError::invalid(self.path, detail);
         if !["F32", "BF16", "F16"].contains(&original.dtype.as_str()) {
@@ -164,8 +165,8 @@ impl Input<'_> {
         let matrices = Matrices::new(&inputs_last(&original.shape, is_inputs_first))
             .ok_or_else(|| invalid(format!("`{name}` is larger than a file can be")))?;
         let find = |name: String, bytes: u64| {
-            let found = self.header.tensors.iter().find(|tensor| tensor.name == name);
-            let tensor = found.ok_or_else(|| invalid(format!("tensor `{name}` is missing")))?;
+            let stored = self.header.tensors.iter().find(|tensor| tensor.name == name);
+            let tensor = stored.ok_or_else(|| invalid(format!("tensor `{name}` is missing")))?;
             match tensor.bytes == bytes {
                 true => Ok(tensor),
                 false => {
@@ -183,7 +184,7 @@ impl Input<'_> {
             self.read(&mut tensor_scale, find(format!("{name}_scale_2"), 4)?.begin)?;
         }
         let tensor_scale = f32::from_le_bytes(tensor_scale);
-        Ok(Parts { data, scales, tensor_scale, matrices, is_inputs_first })
+        Ok(StoredPlanes { data, scales, tensor_scale, matrices, is_inputs_first })
     }
 
     fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), QuantizeFileError> {
@@ -207,32 +208,32 @@ impl Input<'_> {
     /// Dequantizes one tensor.
     fn tensor(
         &self,
-        parts: &Parts<'_>,
+        planes: &StoredPlanes<'_>,
         dtype: &str,
         target: &Destination<'_>,
     ) -> Result<(), QuantizeFileError> {
-        let pieces = pieces(parts.matrices, self.stored.layout, parts.is_inputs_first);
-        let elements = pieces.iter().map(|piece| piece.elements()).max().unwrap_or(0);
-        for_each(&pieces, elements, |buffers: &mut Buffers, piece| {
-            self.load(parts, piece, buffers)?;
+        let regions = regions(planes.matrices, self.stored.layout, planes.is_inputs_first);
+        let elements = regions.iter().map(|region| region.elements()).max().unwrap_or(0);
+        for_each(&regions, elements, |buffers: &mut Buffers, region| {
+            self.load(planes, region, buffers)?;
             let Buffers { data, scales, wide, narrow, half, run, .. } = buffers;
             match dtype {
                 "BF16" => {
-                    narrow.resize(piece.elements(), bf16::ZERO);
-                    self.values(parts, piece, data, scales, narrow)?;
-                    target.write_elements(narrow, piece, parts, run)
+                    narrow.resize(region.elements(), bf16::ZERO);
+                    self.values(planes, region, data, scales, narrow)?;
+                    target.write_elements(narrow, region, planes, run)
                 }
                 "F32" => {
-                    wide.resize(piece.elements(), 0.0);
-                    self.values(parts, piece, data, scales, wide)?;
-                    target.write_elements(wide, piece, parts, run)
+                    wide.resize(region.elements(), 0.0);
+                    self.values(planes, region, data, scales, wide)?;
+                    target.write_elements(wide, region, planes, run)
                 }
                 _ => {
-                    wide.resize(piece.elements(), 0.0);
-                    self.values(parts, piece, data, scales, wide)?;
+                    wide.resize(region.elements(), 0.0);
+                    self.values(planes, region, data, scales, wide)?;
                     half.clear();
                     half.extend(wide.iter().map(|&x| to_f16(x).to_bits()));
-                    target.write_elements(half, piece, parts, run)
+                    target.write_elements(half, region, planes, run)
                 }
             }
         })?;
@@ -242,13 +243,13 @@ impl Input<'_> {
     /// Reads data and scales of a piece; NVFP4 stays packed.
     fn load(
         &self,
-        parts: &Parts<'_>,
-        piece: Piece,
+        planes: &StoredPlanes<'_>,
+        region: Region,
         buffers: &mut Buffers,
     ) -> Result<(), QuantizeFileError> {
-        let Piece { rows, cols, .. } = piece;
+        let Region { rows, cols, .. } = region;
         let Buffers { stored, data, scales, tiles, .. } = buffers;
-        let begin = parts.data.begin + piece.data_begin(parts.matrices, self.stored);
+        let begin = planes.data.begin + region.data_begin(planes.matrices, self.stored);
         stored.resize(rows * self.stored.data_len(cols), 0);
         self.read(stored, begin)?;
         match self.stored.format {
@@ -263,7 +264,7 @@ impl Input<'_> {
             }
         }
         let blocks = self.stored.blocks(cols);
-        let begin = parts.scales.begin + piece.scales_begin(parts.matrices, self.stored);
+        let begin = planes.scales.begin + region.scales_begin(planes.matrices, self.stored);
         scales.resize(rows * blocks, 0);
         match self.stored.layout {
             ScaleLayout::Plain => self.read(scales, begin),
@@ -277,15 +278,15 @@ impl Input<'_> {
 
     fn values<T: deepwell_precision::DequantizedValue>(
         &self,
-        parts: &Parts<'_>,
-        piece: Piece,
+        planes: &StoredPlanes<'_>,
+        region: Region,
         data: &[u8],
         scales: &[u8],
         out: &mut [T],
     ) -> Result<(), QuantizeFileError> {
-        let Piece { rows, cols, .. } = piece;
+        let Region { rows, cols, .. } = region;
         if self.stored.format == FileFormat::Nvfp4 {
-            nvfp4::dequantize_rows(data, scales, parts.tensor_scale, rows, cols, out)?;
+            nvfp4::dequantize_rows(data, scales, planes.tensor_scale, rows, cols, out)?;
         } else {
             let format = self.stored.format.quant_format(ScaleRule::default());
             dequantize_rows(data, scales, rows, cols, &format, out)?;
@@ -312,17 +313,17 @@ impl Destination<'_> {
     fn write_elements<T: bytemuck::Pod>(
         &self,
         values: &[T],
-        piece: Piece,
-        parts: &Parts<'_>,
+        region: Region,
+        planes: &StoredPlanes<'_>,
         run: &mut Vec<u8>,
     ) -> Result<(), QuantizeFileError> {
         let size = size_of::<T>() as u64;
-        if !parts.is_inputs_first {
-            return self.write(bytemuck::cast_slice(values), size * piece.first(parts.matrices));
+        if !planes.is_inputs_first {
+            return self.write(bytemuck::cast_slice(values), size * region.first(planes.matrices));
         }
-        for_each_run(piece, parts.matrices, |col, first, row, count| {
+        for_each_run(region, planes.matrices, |col, first, row, count| {
             run.clear();
-            for row in values[row * piece.cols..].chunks(piece.cols).take(count) {
+            for row in values[row * region.cols..].chunks(region.cols).take(count) {
                 run.extend_from_slice(bytemuck::bytes_of(&row[col]));
             }
             self.write(run, size * first)

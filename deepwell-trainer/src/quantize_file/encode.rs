@@ -8,11 +8,11 @@ use deepwell_precision::{OperandClass, PrecisionPolicy, TensorUse};
 
 use super::metadata::{KEY, Original, Quantized};
 use super::output::Output;
-use super::pieces::TILED_COLS_MAX;
+use super::regions::TILED_COLS_MAX;
 use super::report::{Quality, QuantizeReport, TensorReport};
 use super::safetensors::{self, Header, NewTensor, StoredTensor};
 use super::shape::{Matrices, Stored, inputs_last};
-use super::tensor::{Files, Places, SourceType, Work, copy};
+use super::tensor::{Files, PlaneOffsets, SourceType, Work, copy};
 use super::uses::uses;
 use super::{FileFormat, QuantizeFileError, QuantizeFileOptions, ScaleLayout};
 
@@ -40,7 +40,8 @@ pub fn quantize(options: &QuantizeFileOptions) -> Result<QuantizeReport, Quantiz
     let stored = Stored { format: options.format, layout: options.layout };
 
     let output = Output::begin(&model, &options.output, options.force)?;
-    let (mut report, mut reasons) = (QuantizeReport::new(options), reasons.into_iter());
+    let mut report = QuantizeReport::new(options);
+    let mut reasons = reasons.into_iter();
     report.notes = notes;
     let mut index = Vec::new();
     for (path, name, file, header) in &files {
@@ -73,12 +74,12 @@ fn decide<'a>(
         true => options.input.as_path(),
         false => options.input.parent().unwrap_or(Path::new("")),
     };
-    let (found, notes) = uses(&tensors, folder);
+    let (usage, notes) = uses(&tensors, folder);
     let uses: Vec<TensorUse<'_>> = tensors
         .iter()
-        .zip(&found)
+        .zip(&usage)
         .filter(|(tensor, _)| is_float(tensor))
-        .map(|(tensor, found)| TensorUse { name: &tensor.name, role: found.role })
+        .map(|(tensor, usage)| TensorUse { name: &tensor.name, role: usage.role })
         .collect();
     let policy = match &options.policy {
         Some(policy) => policy.clone(),
@@ -87,10 +88,10 @@ fn decide<'a>(
     };
     let mut assigned = policy.assign(&uses)?.into_iter();
     let mut decisions = Vec::new();
-    for (tensor, found) in tensors.into_iter().zip(found) {
+    for (tensor, usage) in tensors.into_iter().zip(usage) {
         let assignment = if is_float(tensor) { assigned.next() } else { None };
-        let is_inputs_first = found.is_inputs_first;
-        let (is_quantized, reason) = match (assignment, found.kept) {
+        let is_inputs_first = usage.is_inputs_first;
+        let (is_quantized, reason) = match (assignment, usage.kept) {
             (None, _) => (false, format!("type {} is not quantized", tensor.dtype)),
             (Some(_), Some(reason)) => (false, reason.to_owned()),
             // A file contains the weights of the forward pass.
@@ -174,10 +175,10 @@ fn quantize_file(
     let (target_file, begins) = safetensors::create(target, &new, &metadata)?;
 
     let files = Files { source, source_path: path, target: &target_file, target_path: target };
-    let mut places = begins.iter().copied().zip(&new);
+    let mut offsets = begins.iter().copied().zip(&new);
     for job in jobs {
         let tensor = job.tensor;
-        let mut next = || places.next().map_or((0, 0), |(begin, new)| (begin, new.bytes));
+        let mut next = || offsets.next().map_or((0, 0), |(begin, new)| (begin, new.bytes));
         let (begin, bytes) = next();
         let mut bytes_out = bytes;
         let quality = match job.matrices {
@@ -188,10 +189,11 @@ fn quantize_file(
             Some((kind, matrices)) => {
                 let scales = next();
                 bytes_out += scales.1;
-                let mut places = Places { data: begin, scales: scales.0, tensor_scale: None };
+                let mut offsets =
+                    PlaneOffsets { data: begin, scales: scales.0, tensor_scale: None };
                 if stored.format == FileFormat::Nvfp4 {
                     let (begin, bytes) = next();
-                    places.tensor_scale = Some(begin);
+                    offsets.tensor_scale = Some(begin);
                     bytes_out += bytes;
                 }
                 let work = Work {
@@ -202,7 +204,7 @@ fn quantize_file(
                     is_inputs_first: job.is_inputs_first,
                     stored,
                     options,
-                    places,
+                    offsets,
                 };
                 Some(Quality::from(work.run()?))
             }

@@ -39,7 +39,7 @@ mod metadata;
 mod names;
 mod orientation;
 mod output;
-mod pieces;
+mod regions;
 mod report;
 mod safetensors;
 mod shape;
@@ -49,7 +49,7 @@ mod uses;
 pub use decode::dequantize;
 pub use encode::quantize;
 pub use error::QuantizeFileError;
-pub use pieces::BUFFER_BYTES_MAX;
+pub use regions::BUFFER_BYTES_MAX;
 pub use report::{DequantizeReport, Quality, QuantizeReport, TensorReport};
 
 /// The format of the quantized tensors of a file.

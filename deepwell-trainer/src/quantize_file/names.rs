@@ -13,14 +13,6 @@ pub(super) fn kept(name: &str, shape: &[usize]) -> Option<&'static str> {
     let parts: Vec<&str> = name.split('.').collect();
     let last = parts.last().copied().unwrap_or_default();
     let any = |is: &dyn Fn(&str) -> bool| parts.iter().any(|part| is(part));
-    let is_rotary = |part: &str| {
-        part.starts_with("rotary")
-            || matches!(part, "rope" | "freqs_cis" | "cos_cached" | "sin_cached")
-            || part.ends_with("inv_freq")
-    };
-    let is_mask = |part: &str| {
-        part == "mask" || part.ends_with("_mask") || matches!(part, "masked_bias" | "tril" | "triu")
-    };
     if any(&is_rotary) {
         Some("a table of rotary embeddings, which no GEMM reads")
     } else if any(&is_mask) || last == "bias" && shape.len() > 2 {
@@ -101,6 +93,16 @@ fn has_layer(name: &str) -> bool {
     name.split('.').any(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
+fn is_rotary(part: &str) -> bool {
+    part.starts_with("rotary")
+        || matches!(part, "rope" | "freqs_cis" | "cos_cached" | "sin_cached")
+        || part.ends_with("inv_freq")
+}
+
+fn is_mask(part: &str) -> bool {
+    part == "mask" || part.ends_with("_mask") || matches!(part, "masked_bias" | "tril" | "triu")
+}
+
 fn is_norm(part: &str) -> bool {
     let is_numbered = |rest: &str| rest.bytes().all(|byte| byte.is_ascii_digit());
     part.contains("norm")
@@ -110,14 +112,15 @@ fn is_norm(part: &str) -> bool {
 
 /// Whether the tensor is a table of tokens, positions or types.
 fn is_table(name: &str, shape: &[usize]) -> bool {
-    let is = |part: &str| {
-        part.contains("embed")
-            || part.ends_with("_emb")
-            || part.contains("position")
-            || part.contains("attention_bias")
-            || matches!(part, "wte" | "wpe")
-    };
-    shape.len() >= 2 && name.split('.').any(is)
+    shape.len() >= 2 && name.split('.').any(is_table_part)
+}
+
+fn is_table_part(part: &str) -> bool {
+    part.contains("embed")
+        || part.ends_with("_emb")
+        || part.contains("position")
+        || part.contains("attention_bias")
+        || matches!(part, "wte" | "wpe")
 }
 
 #[cfg(test)]

@@ -43,7 +43,8 @@ impl<'a> Output<'a> {
     ) -> Result<Self, QuantizeFileError> {
         if path.exists() {
             let same = |input: &Path| {
-                let (input, output) = (fs::canonicalize(input), fs::canonicalize(path));
+                let input = fs::canonicalize(input);
+                let output = fs::canonicalize(path);
                 matches!((input, output), (Ok(input), Ok(output)) if input == output)
             };
             let mut folders = model.files.iter().filter_map(|(input, _)| input.parent());
@@ -118,7 +119,7 @@ impl<'a> Output<'a> {
             disk.remove(&path).map_err(QuantizeFileError::io("replace", &path))?;
             sync(folder)
         };
-        let has = |name: &str| names.iter().any(|known| known == name);
+        let has = |name: &str| names.iter().any(|other| other == name);
         let has_index = self.is_folder && has(INDEX_FILE);
         if has_index {
             remove(INDEX_FILE)?;

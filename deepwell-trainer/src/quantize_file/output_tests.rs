@@ -65,13 +65,13 @@ fn found(path: &Path) -> Option<Vec<String>> {
 #[track_caller]
 fn check(old: &[&str], new: &[&str], is_folder: bool) -> Vec<String> {
     for fault in 0.. {
-        let place = tempfile::tempdir().unwrap();
-        let path = place.path().join(if is_folder { "out" } else { "a.safetensors" });
-        let folder = if is_folder { path.clone() } else { place.path().to_path_buf() };
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join(if is_folder { "out" } else { "a.safetensors" });
+        let folder = if is_folder { path.clone() } else { root.path().to_path_buf() };
         if !old.is_empty() {
             write(&folder, old, "old");
         }
-        let partial = tempfile::tempdir_in(place.path()).unwrap();
+        let partial = tempfile::tempdir_in(root.path()).unwrap();
         let output = Output { path: &path, folder, partial, is_folder };
         write(&output.files(), new, "new");
         let disk = FaultyDisk { fault, count: Cell::new(0), log: RefCell::default() };
@@ -86,7 +86,7 @@ fn check(old: &[&str], new: &[&str], is_folder: bool) -> Vec<String> {
         if published.is_ok() {
             let shards = new.iter().filter(|name| !name.ends_with(".json")).count();
             assert_eq!(found, Some(vec!["new".to_string(); shards]), "{case}");
-            let left = |name: &str| place.path().join("out").join(name).exists();
+            let left = |name: &str| root.path().join("out").join(name).exists();
             assert_eq!(left(SINGLE_FILE), is_folder && new.contains(&SINGLE_FILE), "{case}");
             return disk.log.take();
         }

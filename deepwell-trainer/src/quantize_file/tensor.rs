@@ -10,7 +10,7 @@ use deepwell_precision::{
 };
 use half::{bf16, f16};
 
-use super::pieces::{Piece, for_each, for_each_run, pieces};
+use super::regions::{Region, for_each, for_each_run, regions};
 use super::safetensors::StoredTensor;
 use super::shape::{Matrices, Stored};
 use super::{FileFormat, QuantizeFileError, QuantizeFileOptions, ScaleLayout};
@@ -76,7 +76,7 @@ impl SourceType {
 
 /// Offsets of the parts of a tensor in the file.
 #[derive(Clone, Copy)]
-pub(super) struct Places {
+pub(super) struct PlaneOffsets {
     pub(super) data: u64,
     pub(super) scales: u64,
     pub(super) tensor_scale: Option<u64>,
@@ -92,7 +92,7 @@ pub(super) struct Work<'a> {
     pub(super) is_inputs_first: bool,
     pub(super) stored: Stored,
     pub(super) options: &'a QuantizeFileOptions,
-    pub(super) places: Places,
+    pub(super) offsets: PlaneOffsets,
 }
 
 /// Buffers of one thread.
@@ -110,35 +110,35 @@ struct Buffers {
 
 impl Work<'_> {
     pub(super) fn run(&self) -> Result<BlockSums, QuantizeFileError> {
-        let pieces = pieces(self.matrices, self.stored.layout, self.is_inputs_first);
-        let elements = pieces.iter().map(|piece| piece.elements()).max().unwrap_or(0);
-        let amax = match self.places.tensor_scale {
+        let regions = regions(self.matrices, self.stored.layout, self.is_inputs_first);
+        let elements = regions.iter().map(|region| region.elements()).max().unwrap_or(0);
+        let amax = match self.offsets.tensor_scale {
             None => 0.0,
             Some(_) => {
-                let of_pieces = for_each(&pieces, elements, |buffers: &mut Buffers, piece| {
-                    self.read(piece, buffers)?;
+                let by_region = for_each(&regions, elements, |buffers: &mut Buffers, region| {
+                    self.read(region, buffers)?;
                     Ok(match self.kind {
                         SourceType::Bf16 => nvfp4::amax(&buffers.narrow),
                         _ => nvfp4::amax(&buffers.wide),
                     })
                 })?;
-                of_pieces.into_iter().fold(0.0, f32::max)
+                by_region.into_iter().fold(0.0, f32::max)
             }
         };
-        if let Some(begin) = self.places.tensor_scale {
+        if let Some(begin) = self.offsets.tensor_scale {
             let scale = match self.stored.format.quant_format(self.options.scale_rule).scale {
                 ScaleFormat::Ue4m3(bound) => 1.0 / nvfp4::encode_scale(amax, bound),
                 _ => 1.0,
             };
             self.files.write(&scale.to_le_bytes(), begin)?;
         }
-        let sums = for_each(&pieces, elements, |buffers: &mut Buffers, piece| {
-            self.read(piece, buffers)?;
+        let sums = for_each(&regions, elements, |buffers: &mut Buffers, region| {
+            self.read(region, buffers)?;
             let Buffers { wide, narrow, data, packed, scales, tiles, .. } = buffers;
-            let out = Parts { data, packed, scales, tiles };
+            let out = OutputBuffers { data, packed, scales, tiles };
             match self.kind {
-                SourceType::Bf16 => self.quantize(piece, amax, narrow, out),
-                _ => self.quantize(piece, amax, wide, out),
+                SourceType::Bf16 => self.quantize(region, amax, narrow, out),
+                _ => self.quantize(region, amax, wide, out),
             }
         })?;
         let mut total = BlockSums::default();
@@ -147,20 +147,20 @@ impl Work<'_> {
     }
 
     /// Reads a piece into `wide`, or into `narrow` for bf16.
-    fn read(&self, piece: Piece, buffers: &mut Buffers) -> Result<(), QuantizeFileError> {
-        let (elements, run) = (piece.elements(), &mut buffers.run);
+    fn read(&self, region: Region, buffers: &mut Buffers) -> Result<(), QuantizeFileError> {
+        let (elements, run) = (region.elements(), &mut buffers.run);
         match self.kind {
             SourceType::F32 => {
                 buffers.wide.resize(elements, 0.0);
-                self.read_elements(piece, &mut buffers.wide, run)
+                self.read_elements(region, &mut buffers.wide, run)
             }
             SourceType::Bf16 => {
                 buffers.narrow.resize(elements, bf16::ZERO);
-                self.read_elements(piece, &mut buffers.narrow, run)
+                self.read_elements(region, &mut buffers.narrow, run)
             }
             SourceType::F16 => {
                 buffers.half.resize(elements, 0);
-                self.read_elements(piece, &mut buffers.half, run)?;
+                self.read_elements(region, &mut buffers.half, run)?;
                 let values = buffers.half.iter().map(|&bits| f16::from_bits(bits).to_f32());
                 buffers.wide.clear();
                 buffers.wide.extend(values);
@@ -172,20 +172,20 @@ impl Work<'_> {
     /// Reads a piece in file order, or transposed through the buffer `run`.
     fn read_elements<T: bytemuck::Pod>(
         &self,
-        piece: Piece,
+        region: Region,
         target: &mut [T],
         run: &mut Vec<u8>,
     ) -> Result<(), QuantizeFileError> {
         let size = size_of::<T>();
-        let place = |first: u64| self.tensor.begin + size as u64 * first;
+        let file_offset = |first: u64| self.tensor.begin + size as u64 * first;
         if !self.is_inputs_first {
             let bytes = bytemuck::cast_slice_mut(target);
-            return self.files.read(bytes, place(piece.first(self.matrices)));
+            return self.files.read(bytes, file_offset(region.first(self.matrices)));
         }
-        for_each_run(piece, self.matrices, |col, first, row, count| {
+        for_each_run(region, self.matrices, |col, first, row, count| {
             run.resize(count * size, 0);
-            self.files.read(run, place(first))?;
-            let rows = target[row * piece.cols..].chunks_mut(piece.cols);
+            self.files.read(run, file_offset(first))?;
+            let rows = target[row * region.cols..].chunks_mut(region.cols);
             for (target, bytes) in rows.zip(run.chunks_exact(size)) {
                 target[col] = bytemuck::pod_read_unaligned(bytes);
             }
@@ -196,13 +196,13 @@ impl Work<'_> {
     /// Quantizes one piece, writes it, and measures the error.
     fn quantize<S: Source>(
         &self,
-        piece: Piece,
+        region: Region,
         amax: f32,
         src: &[S],
-        out: Parts<'_>,
+        out: OutputBuffers<'_>,
     ) -> Result<BlockSums, QuantizeFileError> {
-        let Piece { rows, cols, .. } = piece;
-        let Parts { data, packed: dense, scales, tiles } = out;
+        let Region { rows, cols, .. } = region;
+        let OutputBuffers { data, packed: dense, scales, tiles } = out;
         let blocks = self.stored.blocks(cols);
         scales.resize(rows * blocks, 0);
         dense.resize(rows * self.stored.data_len(cols), 0);
@@ -219,9 +219,9 @@ impl Work<'_> {
             BlockStatistics::of_mx(src, data, scales, rows, cols, &format)?
         };
         let data = if self.stored.format == FileFormat::Mxfp8 { data } else { dense };
-        let begin = self.places.data + piece.data_begin(self.matrices, self.stored);
+        let begin = self.offsets.data + region.data_begin(self.matrices, self.stored);
         self.files.write(data, begin)?;
-        let begin = self.places.scales + piece.scales_begin(self.matrices, self.stored);
+        let begin = self.offsets.scales + region.scales_begin(self.matrices, self.stored);
         match self.stored.layout {
             ScaleLayout::Plain => self.files.write(scales, begin)?,
             ScaleLayout::Tiled => {
@@ -235,7 +235,7 @@ impl Work<'_> {
 }
 
 /// Output buffers of a piece.
-struct Parts<'a> {
+struct OutputBuffers<'a> {
     data: &'a mut Vec<u8>,
     packed: &'a mut Vec<u8>,
     scales: &'a mut Vec<u8>,

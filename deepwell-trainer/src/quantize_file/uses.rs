@@ -88,16 +88,16 @@ fn configured(
         }
     };
     let mut map = BTreeMap::new();
-    for (spec, parts) in config.stored_parts() {
+    for (spec, parts) in config.stored_slices() {
         for part in parts {
             let role = spec.role.precision_role();
             let (shape, is_inputs_first) = (part.shape, part.transposed);
             map.insert(part.name, Configured { role, shape, is_inputs_first });
         }
     }
-    let found = tensors.iter().filter_map(|tensor| Some((tensor, find(&map, &tensor.name)?)));
+    let matched = tensors.iter().filter_map(|tensor| Some((tensor, find(&map, &tensor.name)?)));
     let mut count = 0;
-    for (tensor, configured) in found {
+    for (tensor, configured) in matched {
         if tensor.shape != configured.shape {
             notes.push(format!(
                 "config.json is of another model, {by_names}: `{}` is {:?}, it says {:?}",

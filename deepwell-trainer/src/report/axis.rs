@@ -81,14 +81,16 @@ impl Axis {
             Scale::Log if self.high - self.low > 1.0 => self.decades(),
             // Less than one decade: round differences are easier to read than powers of ten.
             _ => {
-                let (low, high) = (self.scale.backward(self.low), self.scale.backward(self.high));
+                let low = self.scale.backward(self.low);
+                let high = self.scale.backward(self.high);
                 linear_ticks(low, high, count)
             }
         }
     }
 
     fn decades(&self) -> Vec<(f64, String)> {
-        let (first, last) = (self.low.ceil() as i32, self.high.floor() as i32);
+        let first = self.low.ceil() as i32;
+        let last = self.high.floor() as i32;
         let every = ((last - first) / 6 + 1) as usize;
         (first..=last)
             .step_by(every)
@@ -107,7 +109,8 @@ fn linear_ticks(low: f64, high: f64, count: usize) -> Vec<(f64, String)> {
         .map(|factor| factor * power)
         .find(|&step| step >= rough * 0.999)
         .unwrap_or(10.0 * power);
-    let (first, last) = ((low / step).ceil() as i64, (high / step).floor() as i64);
+    let first = (low / step).ceil() as i64;
+    let last = (high / step).floor() as i64;
     (first..=last).map(|i| i as f64 * step).map(|value| (value, tick_label(value, step))).collect()
 }
 

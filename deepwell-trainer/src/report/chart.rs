@@ -256,7 +256,9 @@ impl LineChart {
             // Labels of nearly touching lines are moved down, one below the other.
             let y_text = (y - 5.0).max(free_from + 11.0);
             free_from = y_text + 2.0;
-            let (x, y_text, label) = (right - 4.0, tenths(y_text), escape(label));
+            let x = right - 4.0;
+            let y_text = tenths(y_text);
+            let label = escape(label);
             let _ = writeln!(
                 body,
                 "<g class=\"reference\"><path d=\"{path}\" fill=\"none\" stroke=\"currentColor\" \

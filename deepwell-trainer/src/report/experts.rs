@@ -21,8 +21,8 @@ pub(crate) fn expert_charts(run: &str, steps: &[Step<'_>]) -> Vec<Block> {
         let of_layer = |record: &ExpertRecord| {
             let layer = record.load.layer;
             let points = steps.iter().filter_map(|&(step, experts)| {
-                let own = experts.iter().find(|own| own.load.layer == layer)?;
-                Some((step as f64, value(own)))
+                let record = experts.iter().find(|record| record.load.layer == layer)?;
+                Some((step as f64, value(record)))
             });
             Series::new(format!("layer {layer}"), points.collect())
         };
@@ -39,14 +39,16 @@ pub(crate) fn expert_charts(run: &str, steps: &[Step<'_>]) -> Vec<Block> {
     };
     let mut blocks = vec![
         Block::Heat(load_map(run, &steps, layers)),
-        chart("Entropy of the load", "1 where all are equal", of_layers(|own| own.entropy)),
+        chart("Entropy of the load", "1 where all are equal", of_layers(|record| record.entropy)),
     ];
     let total = |value: fn(&ExpertRecord) -> f64| -> Vec<(f64, f64)> {
         let sum = |experts: &[ExpertRecord]| experts.iter().map(value).sum();
         steps.iter().map(|&(step, experts)| (step as f64, sum(experts))).collect()
     };
-    let dead = Series::new("experts that nobody chose, all layers", total(|own| own.dead as f64));
-    let dropped = Series::new("dropped pairs, all layers", total(|own| own.load.dropped as f64));
+    let dead =
+        Series::new("experts that nobody chose, all layers", total(|record| record.dead as f64));
+    let dropped =
+        Series::new("dropped pairs, all layers", total(|record| record.load.dropped as f64));
     blocks.push(chart("Dead experts", "experts", vec![dead]));
     if dropped.points.iter().any(|&(_, count)| count > 0.0) {
         blocks.push(chart("Dropped pairs of token and expert", "pairs", vec![dropped]));
@@ -58,9 +60,9 @@ pub(crate) fn expert_charts(run: &str, steps: &[Step<'_>]) -> Vec<Block> {
 fn load_map(run: &str, steps: &[Step<'_>], layers: &[ExpertRecord]) -> HeatMap {
     let windows: Vec<&[Step<'_>]> = steps.chunks(steps.len().div_ceil(COLUMNS_MAX)).collect();
     // Layers at equal distances, as many as fit.
-    let experts = layers.iter().map(|own| own.load.chosen.len()).max().unwrap_or(0);
+    let experts = layers.iter().map(|record| record.load.chosen.len()).max().unwrap_or(0);
     let every = (layers.len() * experts).div_ceil(ROWS_MAX).max(1);
-    let shown: Vec<u32> = layers.iter().step_by(every).map(|own| own.load.layer).collect();
+    let shown: Vec<u32> = layers.iter().step_by(every).map(|record| record.load.layer).collect();
     let band = |&layer: &u32| -> HeatBand {
         let columns: Vec<Vec<f64>> = windows.iter().map(|window| shares(window, layer)).collect();
         let experts = columns.iter().map(Vec::len).max().unwrap_or(0);

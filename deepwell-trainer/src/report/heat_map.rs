@@ -116,7 +116,8 @@ fn push_row(paths: &mut [String; LEVELS], row: &[f64], top: f64, height: f64) {
     let mut first = 0;
     for run in levels.chunk_by(|a, b| a == b) {
         if let Some(level) = run[0] {
-            let (x, width) = (LEFT + cell * first as f64, cell * run.len() as f64);
+            let x = LEFT + cell * first as f64;
+            let width = cell * run.len() as f64;
             let [x, y, width, height] = [x, top, width, height].map(tenths);
             let _ = write!(paths[level], "M{x} {y}h{width}v{height}h-{width}z");
         }
@@ -182,12 +183,12 @@ mod tests {
         let cells = |class: &str| {
             let path =
                 svg.lines().find(|line| line.starts_with(&format!("<path class=\"heat {class}")));
-            let own = svg.lines().rev().find(|line| {
+            let line = svg.lines().rev().find(|line| {
                 line.starts_with(&format!("<path class=\"heat {class}\""))
                     && !line.contains("h12v12")
             });
             assert!(path.is_some(), "{class} is in the legend");
-            own.map(str::to_owned)
+            line.map(str::to_owned)
         };
         assert_eq!(
             cells("h4").unwrap(),

@@ -147,7 +147,8 @@ fn push_interval(body: &mut String, axis: &Axis, y: f64, color: usize, interval:
     let (middle, y) = (tenths(axis.pixel(interval.value)), tenths(y));
     let dot = format!("M{middle} {y}h0");
     let line = interval.half_width.filter(|half| half.is_finite()).map(|half| {
-        let (start, end) = (axis.pixel(interval.value - half), axis.pixel(interval.value + half));
+        let start = axis.pixel(interval.value - half);
+        let end = axis.pixel(interval.value + half);
         format!("M{} {y}H{}", tenths(start), tenths(end))
     });
     for (data, width) in [(line, 1.8), (Some(dot), 7.0)] {

@@ -83,13 +83,17 @@ pub struct BarTable {
     pub bars: Vec<Bar>,
 }
 
+/// Length of a bar; negative and non-finite values have no bar.
+fn bar_length(value: f64) -> f64 {
+    if value.is_finite() { value.max(0.0) } else { 0.0 }
+}
+
 impl BarTable {
     pub(crate) fn push_html(&self, out: &mut String) {
-        let length = |value: f64| if value.is_finite() { value.max(0.0) } else { 0.0 };
-        let longest = self.bars.iter().map(|bar| length(bar.value)).fold(0.0, f64::max);
+        let longest = self.bars.iter().map(|bar| bar_length(bar.value)).fold(0.0, f64::max);
         out.push_str("<div class=\"scroll\"><table class=\"bars\"><tbody>\n");
         for bar in &self.bars {
-            let share = if longest > 0.0 { 100.0 * length(bar.value) / longest } else { 0.0 };
+            let share = if longest > 0.0 { 100.0 * bar_length(bar.value) / longest } else { 0.0 };
             let color = bar.color % super::chart::COLORS;
             let (name, text) = (escape(&bar.name), escape(&bar.text));
             let _ = writeln!(

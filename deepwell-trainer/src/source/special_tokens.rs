@@ -58,9 +58,9 @@ impl SpecialTokens {
         }
         let first = |key: &str| -> Result<Vec<u32>, TrainError> {
             for (path, json) in &sources {
-                let found = tokens(path, key, &json[key])?;
-                if !found.is_empty() {
-                    return Ok(found);
+                let special_tokens = tokens(path, key, &json[key])?;
+                if !special_tokens.is_empty() {
+                    return Ok(special_tokens);
                 }
             }
             Ok(Vec::new())

@@ -99,9 +99,9 @@ impl ModelSource {
             let note = self.note_on_named(named);
             return Ok(ChosenTokenizer { file: Some(named.to_path_buf()), note });
         }
-        if let Some(own) = self.own_tokenizer() {
-            return match Tokenizer::from_file(&own) {
-                Ok(_) => Ok(ChosenTokenizer { file: Some(own), note: None }),
+        if let Some(model_file) = self.own_tokenizer() {
+            return match Tokenizer::from_file(&model_file) {
+                Ok(_) => Ok(ChosenTokenizer { file: Some(model_file), note: None }),
                 Err(_) if are_token_files(inputs) => Ok(ChosenTokenizer::default()),
                 Err(error) => Err(error.into()),
             };

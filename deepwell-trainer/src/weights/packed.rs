@@ -5,7 +5,7 @@
 //! rounded once, to F32.
 
 use deepwell_ckpt::hf;
-use deepwell_ir::capture::{StoredPart, WeightPacking};
+use deepwell_ir::capture::{StoredSlice, WeightPacking};
 use deepwell_precision::{e2m1, e4m3, e8m0};
 
 use crate::TrainError;
@@ -20,7 +20,7 @@ const MXFP4_BYTES: usize = MXFP4_BLOCK / 2;
 /// A tensor is missing or has another shape or type, or a value is not finite.
 pub(super) fn read(
     folder: &hf::ModelFolder,
-    part: &StoredPart,
+    part: &StoredSlice,
     packing: WeightPacking,
     values: &mut [f32],
 ) -> Result<(), TrainError> {

@@ -133,9 +133,9 @@ impl Heartbeat {
 
     fn go(&self, launched: &Launched, limit: Duration) -> Result<(), TrainError> {
         let end = Instant::now() + limit;
-        let place = (launched.address.as_str(), launched.port);
+        let address = (launched.address.as_str(), launched.port);
         loop {
-            let error = match connect(place).and_then(|mut stream| {
+            let error = match connect(address).and_then(|mut stream| {
                 stream.write_all(&self.shared.own.to_bytes())?;
                 let versions = self.shared.versions.as_bytes();
                 stream.write_all(&message((kind::VERSIONS, self.shared.own.rank), versions))?;
@@ -319,8 +319,8 @@ impl Shared {
         }
         let is_known = self.lock().others.iter().any(|(other, _)| *other == rank);
         let wrong = if world_size != self.own.world_size {
-            let own = self.own.world_size;
-            Some(format!("it was told of {world_size} ranks, rank 0 of {own}"))
+            let expected = self.own.world_size;
+            Some(format!("it was told of {world_size} ranks, rank 0 of {expected}"))
         } else if rank == 0 || rank >= world_size || is_known {
             Some(format!("two processes were told to be rank {rank} of {world_size}"))
         } else {
@@ -372,9 +372,9 @@ impl Shared {
                     drop(state);
                     let theirs = String::from_utf8_lossy(&theirs);
                     if theirs != self.versions {
-                        let own = &self.versions;
+                        let ours = &self.versions;
                         let reason = format!(
-                            "it has {theirs}, rank {} has {own}\n\
+                            "it has {theirs}, rank {} has {ours}\n\
                              hint: start every rank with the same program and libraries",
                             self.own.rank
                         );
@@ -468,7 +468,8 @@ impl State {
     fn stuck(&self, world_size: u32, limit: Duration) -> Option<Failure> {
         let waited = self.moved?.elapsed();
         let are_known = self.begun.len() == world_size as usize;
-        let (least, most) = (*self.begun.values().min()?, *self.begun.values().max()?);
+        let least = *self.begun.values().min()?;
+        let most = *self.begun.values().max()?;
         if waited < limit || !are_known || least == 0 || !self.done.is_empty() {
             return None;
         }
@@ -505,10 +506,10 @@ fn lost(error: &io::Error, silence: Duration) -> String {
     }
 }
 
-fn connect(place: (&str, u16)) -> io::Result<TcpStream> {
+fn connect(address: (&str, u16)) -> io::Result<TcpStream> {
     let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
-    for address in place.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, PROMPT) {
+    for socket_address in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&socket_address, PROMPT) {
             Ok(stream) => {
                 stream.set_write_timeout(Some(PROMPT))?;
                 return Ok(stream);

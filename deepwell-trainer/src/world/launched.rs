@@ -142,7 +142,8 @@ impl Launched {
             Some(name) if variable(name).is_some() => number(name).map(Some),
             _ => Ok(None),
         };
-        let (rank, world_size) = (number(launcher.rank)?, number(launcher.world_size)?);
+        let rank = number(launcher.rank)?;
+        let world_size = number(launcher.world_size)?;
         if rank >= world_size {
             return Err(TrainError::Setting {
                 setting: launcher.rank,
@@ -316,10 +317,13 @@ mod tests {
         check("RANK=-1 WORLD_SIZE=2", "RANK: expected a number, as torchrun sets it, got `-1`");
         check("RANK=2 WORLD_SIZE=2", "RANK: expected a number below WORLD_SIZE 2, got 2");
         check("RANK=0 WORLD_SIZE=0", "RANK: expected a number below WORLD_SIZE 0, got 0");
-        let place = "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=a";
+        let rank_variables = "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=a";
         check("RANK=0 WORLD_SIZE=2 MASTER_ADDR=a", "LOCAL_RANK: expected a number");
-        check(&format!("{place} MASTER_PORT=65535"), "MASTER_PORT: expected a port from 0 to 6553");
-        check(&format!("{place} MASTER_PORT=http"), "MASTER_PORT: expected a port");
+        check(
+            &format!("{rank_variables} MASTER_PORT=65535"),
+            "MASTER_PORT: expected a port from 0 to 6553",
+        );
+        check(&format!("{rank_variables} MASTER_PORT=http"), "MASTER_PORT: expected a port");
         check(
             "OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_LOCAL_RANK=0 OMPI_COMM_WORLD_SIZE=4 \
              OMPI_COMM_WORLD_LOCAL_SIZE=2",

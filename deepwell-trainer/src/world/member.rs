@@ -210,11 +210,11 @@ impl Member {
                 hint: Some("start every rank with the same version".to_string()),
             })?)
         };
-        let place = (self.launched.rank, self.launched.world_size);
+        let rank_and_size = (self.launched.rank, self.launched.world_size);
         let limits = NcclLimits { connect: START, exchange: self.exchange };
         let failure = || self.heartbeat.failure();
-        let rank =
-            NcclRank::connect(driver, id, place, limits, &failure).map_err(KernelError::from)?;
+        let rank = NcclRank::connect(driver, id, rank_and_size, limits, &failure)
+            .map_err(KernelError::from)?;
         let monitor = rank.monitor();
         self.heartbeat.on_failure(move |rank, reason| monitor.abort(rank, reason));
         Ok(rank)
@@ -236,9 +236,9 @@ impl Member {
         } else {
             self.wait_for_first()?;
         }
-        let place = (self.launched.rank, self.launched.world_size);
+        let rank_and_size = (self.launched.rank, self.launched.world_size);
         let limits = MpiLimits { connect: START, exchange: self.exchange };
-        let comm = MpiComm::connect(place, limits, &|| self.heartbeat.failure())?;
+        let comm = MpiComm::connect(rank_and_size, limits, &|| self.heartbeat.failure())?;
         let monitor = comm.monitor();
         self.mpi.get_or_init(|| monitor.clone());
         self.heartbeat.on_failure(move |rank, reason| monitor.abort(rank, reason));

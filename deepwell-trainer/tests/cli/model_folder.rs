@@ -51,7 +51,7 @@ impl Model {
     fn write(&self, file: &str, rename: &dyn Fn(&str) -> Option<String>) {
         let (config, _) = ModelConfig::from_json(&self.config.to_string(), "c").unwrap();
         let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
-        for (spec, parts) in config.stored_parts() {
+        for (spec, parts) in config.stored_slices() {
             for part in parts {
                 let Some(name) = rename(&part.name) else { continue };
                 if tensors.iter().any(|(other, ..)| *other == name) {

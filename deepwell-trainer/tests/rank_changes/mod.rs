@@ -12,7 +12,7 @@ use deepwell_trainer::export::{ExportOptions, export_hf};
 use deepwell_trainer::run::{RunOptions, run};
 use deepwell_trainer::{RunRecord, Settings, Start, Trainer};
 
-use crate::rank_runs::{Place, go, metrics};
+use crate::rank_runs::{TestFolder, go, metrics};
 
 /// Set to anything, every ordered pair of layouts is tried instead of a circle through all.
 const ALL: &str = "DEEPWELL_ALL_RANK_CHANGES";
@@ -171,7 +171,7 @@ fn config(name: &str) -> LlamaConfig {
     LlamaConfig { num_layers: 4, num_heads, num_kv_heads, head_dim, ..preset }
 }
 
-fn settings(place: &Place, config: &LlamaConfig) -> Settings {
+fn settings(place: &TestFolder, config: &LlamaConfig) -> Settings {
     let path = place.path("config.json");
     fs::write(&path, config.to_json().to_string()).expect("a file");
     Settings {
@@ -191,7 +191,7 @@ fn settings(place: &Place, config: &LlamaConfig) -> Settings {
 /// was taken for another one: 32 of 121 changes were refused.
 #[test]
 fn ranks_of_any_layout_go_on_with_any_other() {
-    let place = Place::new();
+    let place = TestFolder::new();
     check(&settings(&place, &config("llama-micro")), &dense());
 }
 
@@ -199,7 +199,7 @@ fn ranks_of_any_layout_go_on_with_any_other() {
 /// there.
 #[test]
 fn loaded_weights_are_the_same_by_whichever_ranks() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let base = settings(&place, &config("llama-micro"));
     let first = Settings { steps: 1, out: place.path("first"), ..base.clone() };
     go(&first, Start::New).expect("a run");
@@ -228,14 +228,14 @@ fn initial_weights(out: &Path) -> String {
 
 #[test]
 fn mixtures_of_any_layout_go_on_with_any_other() {
-    let place = Place::new();
+    let place = TestFolder::new();
     check(&settings(&place, &config("moe-micro")), &mixture());
 }
 
 /// `--ep` that no longer divides the ranks was an error, and so was a micro-batch.
 #[test]
 fn degrees_that_do_not_divide_the_ranks_any_more_are_chosen_anew() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let base = Settings { steps: 4, ..settings(&place, &config("moe-micro")) };
     let of = |ranks| Settings { ranks, expert: 4, micro_batch: Some(3), ..base.clone() };
     for (ranks, start) in [(4, Start::New), (2, Start::Resume), (1, Start::Resume)] {

@@ -12,11 +12,11 @@ use deepwell_trainer::run::{RunOptions, RunSummary, run};
 use deepwell_trainer::{Progress, Record, Settings, Start, TrainError, Trainer};
 
 /// A folder with a text to train on.
-pub(crate) struct Place(tempfile::TempDir);
+pub(crate) struct TestFolder(tempfile::TempDir);
 
-impl Place {
-    pub(crate) fn new() -> Place {
-        let place = Place(tempfile::tempdir().expect("a temporary folder"));
+impl TestFolder {
+    pub(crate) fn new() -> TestFolder {
+        let place = TestFolder(tempfile::tempdir().expect("a temporary folder"));
         let words = (0..2000u32).map(|index| format!("{} ", index.wrapping_mul(2_654_435_761)));
         fs::write(place.path("text.txt"), words.collect::<String>()).expect("a file");
         place

@@ -12,7 +12,7 @@ use deepwell_trainer::metrics::StepLine;
 use deepwell_trainer::run::{RunOptions, open_data, run};
 use deepwell_trainer::{CompileOptions, Progress, Settings, Start, Trainer, compile};
 
-use crate::{Place, go, go_until, record};
+use crate::{TestFolder, go, go_until, record};
 
 /// Notes of a run.
 #[derive(Default)]
@@ -33,7 +33,7 @@ fn names(folder: &Path) -> BTreeSet<PathBuf> {
 }
 
 /// A model whose two layers take terabytes.
-fn huge(place: &Place) -> String {
+fn huge(place: &TestFolder) -> String {
     let preset = LlamaConfig::preset("llama-micro").expect("a preset");
     let config = LlamaConfig { hidden_size: 1 << 16, intermediate_size: 1 << 22, ..preset };
     place.write("huge.json", &config.to_json().to_string());
@@ -44,7 +44,7 @@ fn huge(place: &Place) -> String {
 /// command was refused; and a batch that the ranks cannot split was said after all data was read.
 #[test]
 fn a_run_that_fails_before_its_first_step_leaves_the_folder_free() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let huge = huge(&place);
     type Row<'a> = (&'a str, bool, &'a dyn Fn(&mut Settings));
     let rows: &[Row<'_>] = &[
@@ -98,7 +98,7 @@ fn a_run_that_fails_before_its_first_step_leaves_the_folder_free() {
 /// What was there before a run that fails stays, the former run of a folder as well.
 #[test]
 fn a_run_that_fails_touches_nothing_of_others() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let settings = place.settings();
     fs::create_dir(&settings.out).expect("a folder");
     // The model's files cannot be kept there: that comes last, behind compilation.
@@ -121,7 +121,7 @@ fn a_run_that_fails_touches_nothing_of_others() {
 /// A record that was written before the run failed goes again.
 #[test]
 fn a_record_without_a_step_is_taken_back() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let settings = place.settings();
     let config = LlamaConfig::preset("llama-micro").expect("a preset");
     let trainer = |seq_len: usize| {
@@ -144,7 +144,7 @@ fn a_record_without_a_step_is_taken_back() {
 /// Each run said `data` twice.
 #[test]
 fn a_run_says_once_what_its_data_is() {
-    let place = Place::new();
+    let place = TestFolder::new();
     let mut notes = Notes::default();
     let settings = Settings { steps: 1, ..place.settings() };
     run(&settings, RunOptions::default(), Arc::new(AtomicBool::new(false)), &mut notes)

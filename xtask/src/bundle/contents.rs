@@ -14,7 +14,7 @@ pub(super) const BYTES_MAX: u64 = 64_000_000;
 
 /// A file of the bundle.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct BundleFile {
     /// Path relative to the bundle's folder, with forward slashes.
     pub(super) path: String,
     pub(super) bytes: u64,
@@ -23,12 +23,12 @@ pub(super) struct Part {
 }
 
 /// Returns the files of the bundle at `folder`, sorted by name.
-pub(super) fn parts(folder: &Path) -> Result<Vec<Part>> {
+pub(super) fn list(folder: &Path) -> Result<Vec<BundleFile>> {
     files(folder)?
         .into_iter()
         .map(|path| {
             let content = fs::read(&path)?;
-            Ok(Part {
+            Ok(BundleFile {
                 path: path.strip_prefix(folder)?.to_string_lossy().replace('\\', "/"),
                 bytes: content.len() as u64,
                 hash: blake3::hash(&content).to_hex().to_string(),
@@ -38,21 +38,21 @@ pub(super) fn parts(folder: &Path) -> Result<Vec<Part>> {
 }
 
 /// Formats a line for each file, and the sum.
-pub(super) fn table(parts: &[Part]) -> String {
-    let lines = parts.iter().map(|part| (part.path.as_str(), part.bytes));
-    let lines = lines.chain([("in all", total_bytes(parts))]);
+pub(super) fn table(files: &[BundleFile]) -> String {
+    let lines = files.iter().map(|file| (file.path.as_str(), file.bytes));
+    let lines = lines.chain([("in all", total_bytes(files))]);
     let mut rows = vec![vec!["file".to_string(), "bytes".to_string()]];
     rows.extend(lines.map(|(name, bytes)| vec![name.to_string(), grouped(bytes)]));
     aligned(&rows, &[false, true])
 }
 
-pub(super) fn total_bytes(parts: &[Part]) -> u64 {
-    parts.iter().map(|part| part.bytes).sum()
+pub(super) fn total_bytes(files: &[BundleFile]) -> u64 {
+    files.iter().map(|file| file.bytes).sum()
 }
 
 /// Returns an error if the bundle exceeds [`BYTES_MAX`].
-pub(super) fn check_size(parts: &[Part]) -> Result<()> {
-    let bytes = total_bytes(parts);
+pub(super) fn check_size(files: &[BundleFile]) -> Result<()> {
+    let bytes = total_bytes(files);
     if bytes > BYTES_MAX {
         bail!(
             "the bundle has {} bytes, {} are allowed; the table above says where they are",
@@ -63,10 +63,10 @@ pub(super) fn check_size(parts: &[Part]) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn to_json(parts: &[Part]) -> Value {
-    let files: Vec<_> = parts
+pub(super) fn to_json(files: &[BundleFile]) -> Value {
+    let files: Vec<_> = files
         .iter()
-        .map(|part| json!({"path": part.path, "bytes": part.bytes, "blake3": part.hash}))
+        .map(|file| json!({"path": file.path, "bytes": file.bytes, "blake3": file.hash}))
         .collect();
     json!(files)
 }
@@ -75,27 +75,27 @@ pub(super) fn to_json(parts: &[Part]) -> Value {
 mod tests {
     use super::*;
 
-    fn part(path: &str, bytes: u64) -> Part {
-        Part { path: path.to_string(), bytes, hash: "00".to_string() }
+    fn file(path: &str, bytes: u64) -> BundleFile {
+        BundleFile { path: path.to_string(), bytes, hash: "00".to_string() }
     }
 
     #[test]
     fn the_table_of_a_bundle() {
-        let parts = [
-            part("corpus.tar.gz", 5_012_345),
-            part("deepwell", 11_644_200),
-            part("kernels.tar.gz", 39_008),
-            part("run.sh", 900),
-            part("tests.tar.gz", 6_000_000),
+        let files = [
+            file("corpus.tar.gz", 5_012_345),
+            file("deepwell", 11_644_200),
+            file("kernels.tar.gz", 39_008),
+            file("run.sh", 900),
+            file("tests.tar.gz", 6_000_000),
         ];
-        insta::assert_snapshot!(table(&parts));
+        insta::assert_snapshot!(table(&files));
     }
 
     #[test]
     fn sizes_that_are_allowed() {
         let check = |bytes: &[u64], expected: bool| {
-            let parts: Vec<_> = bytes.iter().map(|&bytes| part("x", bytes)).collect();
-            assert_eq!(check_size(&parts).is_ok(), expected, "{bytes:?}");
+            let files: Vec<_> = bytes.iter().map(|&bytes| file("x", bytes)).collect();
+            assert_eq!(check_size(&files).is_ok(), expected, "{bytes:?}");
         };
         check(&[], true);
         check(&[BYTES_MAX], true);
@@ -109,11 +109,11 @@ mod tests {
         fs::create_dir(folder.path().join("tests")).unwrap();
         fs::write(folder.path().join("tests/a"), "xyz").unwrap();
         fs::write(folder.path().join("run.sh"), "").unwrap();
-        let found = parts(folder.path()).unwrap();
+        let found = list(folder.path()).unwrap();
         let hash = |text: &str| blake3::hash(text.as_bytes()).to_hex().to_string();
         let expected = [
-            Part { path: "run.sh".to_string(), bytes: 0, hash: hash("") },
-            Part { path: "tests/a".to_string(), bytes: 3, hash: hash("xyz") },
+            BundleFile { path: "run.sh".to_string(), bytes: 0, hash: hash("") },
+            BundleFile { path: "tests/a".to_string(), bytes: 3, hash: hash("xyz") },
         ];
         assert_eq!(found, expected);
     }

@@ -138,7 +138,7 @@ fn fill(
     archive::pack(stage, "tests", &bundle.join("tests.tar.gz"))?;
     write_script(&bundle.join("run.sh"))?;
 
-    let parts = contents::parts(bundle)?;
+    let files = contents::list(bundle)?;
     let architectures: Vec<_> =
         manifest.compiled.iter().map(|compiled| compiled.architecture.clone()).collect();
     let about = json!({
@@ -148,17 +148,17 @@ fn fill(
         "nvcc": manifest.compiler,
         "architectures": unique(architectures),
         "corpus": {"files": packed.files, "text_bytes": packed.text_bytes},
-        "files": contents::to_json(&parts),
+        "files": contents::to_json(&files),
     });
     fs::write(bundle.join(MARK), format!("{about:#}\n"))?;
-    let parts = contents::parts(bundle)?;
-    print!("{}", contents::table(&parts));
+    let files = contents::list(bundle)?;
+    print!("{}", contents::table(&files));
     println!(
         "corpus: {} bytes of text in {} files",
         grouped(packed.text_bytes),
         grouped(packed.files as u64)
     );
-    contents::check_size(&parts)
+    contents::check_size(&files)
 }
 
 fn unique(mut names: Vec<String>) -> Vec<String> {

@@ -47,16 +47,16 @@ const SHOWN_MAX: usize = 3;
 
 /// Rejects a folder with weights under other names or in other formats.
 pub(super) fn refuse(folder: &Path, names: &[String]) -> Result<(), CaptureError> {
-    let mut found: Vec<String> =
+    let mut foreign: Vec<String> =
         names.iter().filter(|name| is_weights(&folder.join(name), name)).cloned().collect();
-    if found.is_empty() {
-        found = in_folders(folder, names);
+    if foreign.is_empty() {
+        foreign = in_folders(folder, names);
     }
-    let Some(first) = found.first() else { return Ok(()) };
+    let Some(first) = foreign.first() else { return Ok(()) };
     let mut shown: Vec<String> =
-        found.iter().take(SHOWN_MAX).map(|name| format!("`{name}`")).collect();
-    if found.len() > SHOWN_MAX {
-        shown.push(format!("{} more", found.len() - SHOWN_MAX));
+        foreign.iter().take(SHOWN_MAX).map(|name| format!("`{name}`")).collect();
+    if foreign.len() > SHOWN_MAX {
+        shown.push(format!("{} more", foreign.len() - SHOWN_MAX));
     }
     let config = folder.join("config.json");
     Err(CaptureError::UnreadWeights {
@@ -64,7 +64,7 @@ pub(super) fn refuse(folder: &Path, names: &[String]) -> Result<(), CaptureError
         found: shown.join(", "),
         hint: format!(
             "{}; or name `{}`, which begins from fresh weights",
-            way_on(first, found.len()),
+            way_on(first, foreign.len()),
             config.display()
         ),
     })

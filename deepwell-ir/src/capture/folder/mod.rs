@@ -1,11 +1,11 @@
 //! Model folders: weight files and a configuration.
 
 mod foreign_weights;
-mod stored_part;
+mod stored_slice;
 mod tensors;
 mod weight_files;
 
-pub use stored_part::StoredPart;
+pub use stored_slice::StoredSlice;
 pub use tensors::{ModelFolder, StoredTensor};
 pub use weight_files::{WeightFiles, WeightTensor};
 

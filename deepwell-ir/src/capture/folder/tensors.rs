@@ -21,7 +21,7 @@ pub(in crate::capture) const HEAD: &str = "lm_head.weight";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
     /// Name in the file. [`ModelFolder::stored_name`] maps the name of a
-    /// [`StoredPart`](crate::capture::StoredPart) to this name.
+    /// [`StoredSlice`](crate::capture::StoredPart) to this name.
     pub name: String,
     /// Row-major shape.
     pub shape: Vec<usize>,
@@ -49,7 +49,7 @@ pub struct ModelFolder<C = LlamaConfig> {
     /// weights are packed.
     pub tensors: Vec<StoredTensor>,
     /// Names in the files that differ from the names of
-    /// [`StoredPart`](crate::capture::StoredPart)s, by part name.
+    /// [`StoredSlice`](crate::capture::StoredPart)s, by part name.
     pub stored_names: BTreeMap<String, String>,
 }
 
@@ -74,8 +74,8 @@ impl ModelFolder {
     pub fn open(path: impl AsRef<Path>) -> Result<ModelFolder, CaptureError> {
         let folder = path.as_ref().to_path_buf();
         let (config, mut notes) = LlamaConfig::from_path(folder.join("config.json"))?;
-        let mut found = find_tensors(&folder, &mut notes)?;
-        let is_base = !found.keys().any(|name| name.starts_with(PREFIX));
+        let mut stored_tensors = find_tensors(&folder, &mut notes)?;
+        let is_base = !stored_tensors.keys().any(|name| name.starts_with(PREFIX));
         let specs = config.stored_tensors();
         let mut tensors = Vec::with_capacity(specs.len());
         let mut stored_names = BTreeMap::new();
@@ -86,13 +86,14 @@ impl ModelFolder {
             let name = [Some(spec.name.as_str()), bare, head]
                 .into_iter()
                 .flatten()
-                .find(|name| found.contains_key(*name));
-            let Some((name, stored)) = name.and_then(|name| found.remove_entry(name)) else {
+                .find(|name| stored_tensors.contains_key(*name));
+            let Some((name, stored)) = name.and_then(|name| stored_tensors.remove_entry(name))
+            else {
                 return Err(missing_tensor(
                     &folder,
                     &spec.name,
                     &spec.shape,
-                    &found,
+                    &stored_tensors,
                     config.tie_word_embeddings,
                 ));
             };
@@ -102,7 +103,7 @@ impl ModelFolder {
             }
         }
         let mut further = 0;
-        for (name, stored) in found {
+        for (name, stored) in stored_tensors {
             if config.family == ModelFamily::DeepseekV3 && layer_of(&name) >= config.num_layers {
                 further += 1;
             } else if config.tie_word_embeddings && name == HEAD {

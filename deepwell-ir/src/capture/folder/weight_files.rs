@@ -63,12 +63,12 @@ impl WeightFiles {
         };
         let [single, index] = [SINGLE, INDEX].map(|name| folder.join(name));
         if is_there(&single)? {
-            let mut found = files(vec![single]);
+            let mut weight_files = files(vec![single]);
             if index.is_file() {
                 let remark = format!("`{INDEX}` is ignored: `{SINGLE}` holds the whole model");
-                found.remarks.push(remark);
+                weight_files.remarks.push(remark);
             }
-            return Ok(Some(found));
+            return Ok(Some(weight_files));
         }
         if is_there(&index)? {
             let mapped = read_index(folder, &index)?;
@@ -82,15 +82,15 @@ impl WeightFiles {
                     });
                 }
             }
-            let mut found = files(listed.into_iter().cloned().collect());
-            found.mapped = mapped;
-            found.remarks.extend(
-                found
+            let mut weight_files = files(listed.into_iter().cloned().collect());
+            weight_files.mapped = mapped;
+            weight_files.remarks.extend(
+                weight_files
                     .unlisted()
                     .into_iter()
                     .map(|name| format!("`{name}` is ignored: `{INDEX}` lists no tensor of it")),
             );
-            return Ok(Some(found));
+            return Ok(Some(weight_files));
         }
         let names = names_in(folder)?;
         if let Some(shards) = whole_shards(folder, &names)? {
@@ -211,9 +211,12 @@ fn names_in(folder: &Path) -> Result<Vec<String>, CaptureError> {
 fn shard_of(name: &str) -> Option<(usize, usize)> {
     let numbers = name.strip_prefix("model-")?.strip_suffix(".safetensors")?;
     let (number, count) = numbers.split_once("-of-")?;
-    let is_number = |text: &str| text.len() >= 5 && text.bytes().all(|b| b.is_ascii_digit());
     let (number, count) = Some((number, count)).filter(|(a, b)| is_number(a) && is_number(b))?;
     Some((number.parse().ok()?, count.parse().ok()?))
+}
+
+fn is_number(text: &str) -> bool {
+    text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// A complete set of shards, which needs no index.

@@ -42,17 +42,17 @@ pub struct Gpt2Config {
 }
 
 impl Gpt2Config {
-    /// Reads the text of a `config.json`. `place` names the text in errors.
+    /// Reads the text of a `config.json`. `location` names the text in errors.
     ///
     /// Defaults are those of transformers, except that vocabulary, width, layers and heads are
     /// required. Dropout is ignored, with a remark.
     ///
     /// # Errors
     /// As [`LlamaConfig::from_json`](crate::capture::LlamaConfig::from_json).
-    pub fn from_json(text: &str, place: &str) -> Result<(Self, CaptureNotes), CaptureError> {
-        let object = parse_object(text, place)?;
+    pub fn from_json(text: &str, location: &str) -> Result<(Self, CaptureNotes), CaptureError> {
+        let object = parse_object(text, location)?;
         let mut notes = CaptureNotes::default();
-        let mut keys = Keys::new(place, "", &object);
+        let mut keys = Keys::new(location, "", &object);
         match keys.string("model_type")? {
             Some("gpt2") => {}
             Some(other) => {
@@ -81,7 +81,7 @@ impl Gpt2Config {
         }
         notes.without_effect.extend(keys.finish_config("GPT2LMHeadModel")?);
         notes.without_effect.sort();
-        config.check(place)?;
+        config.check(location)?;
         Ok((config, notes))
     }
 
@@ -90,8 +90,8 @@ impl Gpt2Config {
     /// # Errors
     /// A missing or unreadable file, and errors of [`Gpt2Config::from_json`].
     pub fn from_path(path: impl AsRef<Path>) -> Result<(Self, CaptureNotes), CaptureError> {
-        let (text, place) = read_text(path.as_ref())?;
-        Self::from_json(&text, &place)
+        let (text, location) = read_text(path.as_ref())?;
+        Self::from_json(&text, &location)
     }
 
     fn from_keys(keys: &mut Keys<'_>, notes: &mut CaptureNotes) -> Result<Self, CaptureError> {
@@ -135,14 +135,16 @@ impl Gpt2Config {
         })
     }
 
-    /// Checks that the fields are consistent. `place` names the configuration in errors.
+    /// Checks that the fields are consistent. `location` names the configuration in errors.
     ///
     /// # Errors
     /// [`CaptureError::Value`] for the first inconsistent field, under its name in a `config.json`.
-    pub fn check(&self, place: &str) -> Result<(), CaptureError> {
+    pub fn check(&self, location: &str) -> Result<(), CaptureError> {
         let wrong = |key: &str, expected: String, got: Value| {
-            let (place, key, got) = (place.to_string(), key.to_string(), got.to_string());
-            Err(CaptureError::Value { place, key, expected, got, hint: String::new() })
+            let location = location.to_string();
+            let key = key.to_string();
+            let got = got.to_string();
+            Err(CaptureError::Value { location, key, expected, got, hint: String::new() })
         };
         for (key, size, size_max) in [
             ("vocab_size", self.vocab_size, SIZE_MAX),

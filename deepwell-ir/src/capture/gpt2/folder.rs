@@ -20,8 +20,8 @@ impl ModelFolder<Gpt2Config> {
     pub fn open_gpt2(path: impl AsRef<Path>) -> Result<Self, CaptureError> {
         let folder = path.as_ref().to_path_buf();
         let (config, mut notes) = Gpt2Config::from_path(&folder)?;
-        let mut found = find_tensors(&folder, &mut notes)?;
-        let prefixed = found.keys().any(|name| name.starts_with(PREFIX));
+        let mut stored_tensors = find_tensors(&folder, &mut notes)?;
+        let prefixed = stored_tensors.keys().any(|name| name.starts_with(PREFIX));
         let mut tensors: Vec<StoredTensor> = Vec::new();
         let mut stored_names = BTreeMap::new();
         for (_, part) in config.parameters_and_parts() {
@@ -32,11 +32,17 @@ impl ModelFolder<Gpt2Config> {
                 continue;
             }
             let is_table = config.tie_word_embeddings && part.name == "wte.weight";
-            let is_head = is_table && !found.contains_key(&expected);
+            let is_head = is_table && !stored_tensors.contains_key(&expected);
             let name = if is_head { HEAD } else { expected.as_str() };
-            let Some(stored) = found.remove(name) else {
+            let Some(stored) = stored_tensors.remove(name) else {
                 let is_tied = config.tie_word_embeddings;
-                return Err(missing_tensor(&folder, &expected, &part.shape, &found, is_tied));
+                return Err(missing_tensor(
+                    &folder,
+                    &expected,
+                    &part.shape,
+                    &stored_tensors,
+                    is_tied,
+                ));
             };
             tensors.push(stored.check(name, &part.shape)?);
             if name != part.name {
@@ -44,7 +50,7 @@ impl ModelFolder<Gpt2Config> {
             }
         }
         let mut masks = 0;
-        for (name, stored) in found {
+        for (name, stored) in stored_tensors {
             if config.tie_word_embeddings && name == HEAD {
                 stored.check(&name, &[config.vocab_size, config.hidden_size])?;
                 notes.remarks.push(

@@ -4,7 +4,7 @@
 //! projections; the graph has separate projections `[outputs, inputs]`, like all linear layers.
 
 use crate::Init;
-use crate::capture::{Gpt2Config, ParameterRole, ParameterRole as R, ParameterSpec, StoredPart};
+use crate::capture::{Gpt2Config, ParameterRole, ParameterRole as R, ParameterSpec, StoredSlice};
 
 /// An entry in the list of a layer's projections.
 struct Projection {
@@ -36,7 +36,7 @@ impl Gpt2Config {
     }
 
     /// [`Gpt2Config::parameters`], each with its location in the weight files.
-    pub fn parameters_and_parts(&self) -> Vec<(ParameterSpec, StoredPart)> {
+    pub fn parameters_and_parts(&self) -> Vec<(ParameterSpec, StoredSlice)> {
         let (vocab, width) = (self.vocab_size, self.hidden_size);
         let mut list =
             List { all: Vec::new(), std: self.initializer_range, layers: self.num_layers };
@@ -100,7 +100,7 @@ impl Gpt2Config {
 }
 
 struct List {
-    all: Vec<(ParameterSpec, StoredPart)>,
+    all: Vec<(ParameterSpec, StoredSlice)>,
     std: f64,
     layers: usize,
 }
@@ -108,7 +108,7 @@ struct List {
 impl List {
     /// Adds a tensor stored as is.
     fn plain(&mut self, name: &str, shape: Vec<usize>, role: ParameterRole, layer: Option<u32>) {
-        let part = StoredPart::whole(name, &shape);
+        let part = StoredSlice::whole(name, &shape);
         self.add(name.to_string(), shape, role, layer, part);
     }
 
@@ -123,8 +123,8 @@ impl List {
             ("weight", sizes.to_vec(), vec![sizes[1], columns], roles[0], true),
             ("bias", vec![sizes[0]], vec![columns], roles[1], false),
         ] {
-            let whole = StoredPart::whole(&format!("h.{layer}.{stored}.{suffix}"), &stored_shape);
-            let part = StoredPart { start, transposed, ..whole };
+            let whole = StoredSlice::whole(&format!("h.{layer}.{stored}.{suffix}"), &stored_shape);
+            let part = StoredSlice { start, transposed, ..whole };
             self.add(format!("h.{layer}.{name}.{suffix}"), shape, role, Some(layer), part);
         }
     }
@@ -135,7 +135,7 @@ impl List {
         shape: Vec<usize>,
         role: ParameterRole,
         layer: Option<u32>,
-        part: StoredPart,
+        part: StoredSlice,
     ) {
         let init = match role {
             R::AttentionNorm | R::MlpNorm | R::FinalNorm => Init::Ones,

@@ -39,7 +39,7 @@ fn quotes_hint(value: &Value) -> &'static str {
 
 /// Reads keys of one object and records which keys were requested.
 pub(in crate::capture) struct Keys<'a> {
-    place: &'a str,
+    location: &'a str,
     prefix: String,
     object: &'a Map<String, Value>,
     known: BTreeSet<&'static str>,
@@ -47,11 +47,11 @@ pub(in crate::capture) struct Keys<'a> {
 
 impl<'a> Keys<'a> {
     pub(in crate::capture) fn new(
-        place: &'a str,
+        location: &'a str,
         prefix: &str,
         object: &'a Map<String, Value>,
     ) -> Keys<'a> {
-        Keys { place, prefix: prefix.to_string(), object, known: BTreeSet::new() }
+        Keys { location, prefix: prefix.to_string(), object, known: BTreeSet::new() }
     }
 
     /// The key as shown in messages.
@@ -79,7 +79,7 @@ impl<'a> Keys<'a> {
         hint: &str,
     ) -> CaptureError {
         CaptureError::Value {
-            place: self.place.to_string(),
+            location: self.location.to_string(),
             key: self.full(key),
             expected: expected.to_string(),
             got: shown(value),
@@ -95,7 +95,7 @@ impl<'a> Keys<'a> {
         hint: &str,
     ) -> CaptureError {
         CaptureError::Unsupported {
-            place: self.place.to_string(),
+            location: self.location.to_string(),
             key: self.full(key),
             value: shown(value),
             hint: hint.to_string(),
@@ -104,7 +104,7 @@ impl<'a> Keys<'a> {
 
     pub(in crate::capture) fn missing(&self, key: &str, hint: &str) -> CaptureError {
         CaptureError::MissingKey {
-            place: self.place.to_string(),
+            location: self.location.to_string(),
             key: self.full(key),
             hint: hint.to_string(),
         }
@@ -235,7 +235,7 @@ impl<'a> Keys<'a> {
         match self.object.iter().find(is_unknown) {
             None => Ok(()),
             Some((key, value)) => Err(CaptureError::UnknownKey {
-                place: self.place.to_string(),
+                location: self.location.to_string(),
                 key: self.full(key),
                 value: shown(value),
                 hint: format!("{owner} takes {}", self.known_list()),
@@ -265,7 +265,7 @@ impl<'a> Keys<'a> {
             None => "it may change what the model computes; remove it if it does not".to_string(),
         };
         CaptureError::UnknownKey {
-            place: self.place.to_string(),
+            location: self.location.to_string(),
             key: self.full(key),
             value: shown(value),
             hint,

@@ -19,22 +19,22 @@ pub(in crate::capture) fn read_text(path: &Path) -> Result<(String, String), Cap
         },
         _ => CaptureError::Io { path: file.clone(), source },
     })?;
-    let place = file.display().to_string();
+    let location = file.display().to_string();
     let text = String::from_utf8(bytes).map_err(|_| CaptureError::Form {
-        place: place.clone(),
+        location: location.clone(),
         expected: "UTF-8 text",
         got: "other bytes".to_string(),
     })?;
-    Ok((text, place))
+    Ok((text, location))
 }
 
 /// Parses `text` as a JSON object.
 pub(in crate::capture) fn parse_object(
     text: &str,
-    place: &str,
+    location: &str,
 ) -> Result<Map<String, Value>, CaptureError> {
     let value: Value = serde_json::from_str(text).map_err(|error| CaptureError::Json {
-        place: place.to_string(),
+        location: location.to_string(),
         line: error.line(),
         column: error.column(),
         message: strip_position(&error.to_string()),
@@ -42,7 +42,7 @@ pub(in crate::capture) fn parse_object(
     match value {
         Value::Object(object) => Ok(object),
         other => Err(CaptureError::Form {
-            place: place.to_string(),
+            location: location.to_string(),
             expected: "a JSON object",
             got: kind(&other).to_string(),
         }),

@@ -1,23 +1,22 @@
 //! Consistency checks of a configuration.
 
+use super::config::LAYERS_MAX;
 use super::stored::MXFP4_BLOCK;
 use crate::capture::{CaptureError, LlamaConfig, RopeScaling, WeightPacking};
 
 /// Upper limit of widths and head counts; larger values are assumed to be mistakes. The limit also
 /// keeps parameter counts of accepted models within 64 bits.
 const SIZE_MAX: usize = 1 << 22;
-/// Upper limit of the number of layers.
-pub(super) const LAYERS_MAX: usize = 1 << 14;
 
 impl LlamaConfig {
-    /// Checks that the fields are consistent. `place` names the configuration in errors.
+    /// Checks that the fields are consistent. `location` names the configuration in errors.
     ///
     /// # Errors
     /// [`CaptureError::Value`] for the first inconsistent field, under its name in a `config.json`.
-    pub fn check(&self, place: &str) -> Result<(), CaptureError> {
+    pub fn check(&self, location: &str) -> Result<(), CaptureError> {
         let wrong = |key: &str, expected: String, got: String, hint: &str| {
-            let (place, key) = (place.to_string(), key.to_string());
-            Err(CaptureError::Value { place, key, expected, got, hint: hint.to_string() })
+            let (location, key) = (location.to_string(), key.to_string());
+            Err(CaptureError::Value { location, key, expected, got, hint: hint.to_string() })
         };
         let width = self.num_heads.saturating_mul(self.head_dim);
         for (key, size, size_max) in [
@@ -71,8 +70,9 @@ impl LlamaConfig {
                 return wrong(key, expected, number.to_string(), "");
             }
         }
-        self.check_structure(place)?;
-        let (biases, window) = ((self.attention_bias, self.mlp_bias), self.sliding_window);
+        self.check_structure(location)?;
+        let biases = (self.attention_bias, self.mlp_bias);
+        let window = self.sliding_window;
         for (key, expected, got, fits) in self.family.fixed(biases.0, biases.1, window) {
             if !fits {
                 return wrong(key, expected, got, "");
@@ -82,10 +82,12 @@ impl LlamaConfig {
     }
 
     /// Checks latent attention, experts, full-attention layers and packing.
-    fn check_structure(&self, place: &str) -> Result<(), CaptureError> {
+    fn check_structure(&self, location: &str) -> Result<(), CaptureError> {
         let wrong = |key: &str, expected: String, got: String| {
-            let (place, key, hint) = (place.to_string(), key.to_string(), String::new());
-            Err(CaptureError::Value { place, key, expected, got, hint })
+            let location = location.to_string();
+            let key = key.to_string();
+            let hint = String::new();
+            Err(CaptureError::Value { location, key, expected, got, hint })
         };
         let family = self.family;
         let name = family.model_type();

@@ -4,9 +4,11 @@ use std::path::Path;
 
 use serde_json::json;
 
-use super::check::LAYERS_MAX;
 use crate::capture::json::{Keys, parse_object, read_text};
 use crate::capture::{CaptureError, ExpertsConfig, LatentConfig, ModelFamily, Rope, WeightPacking};
+
+/// Upper limit of the number of layers.
+pub(super) const LAYERS_MAX: usize = 1 << 14;
 
 /// Activation of the gated feed-forward block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -125,19 +127,19 @@ pub struct CaptureNotes {
 }
 
 impl LlamaConfig {
-    /// Reads the text of a `config.json`. `place` names the text in errors.
+    /// Reads the text of a `config.json`. `location` names the text in errors.
     ///
     /// Defaults are those of transformers, except that the five sizes of a model are required.
     ///
     /// # Errors
     /// Text that is not a JSON object, a key that is missing, unknown, of the wrong type or out of
     /// range, or a value that selects unsupported mathematics.
-    pub fn from_json(text: &str, place: &str) -> Result<(Self, CaptureNotes), CaptureError> {
-        let object = parse_object(text, place)?;
+    pub fn from_json(text: &str, location: &str) -> Result<(Self, CaptureNotes), CaptureError> {
+        let object = parse_object(text, location)?;
         let mut notes = CaptureNotes::default();
-        let mut keys = Keys::new(place, "", &object);
+        let mut keys = Keys::new(location, "", &object);
         let family = ModelFamily::read(&mut keys)?;
-        let config = Self::from_keys(&mut keys, family, place, &mut notes)?;
+        let config = Self::from_keys(&mut keys, family, location, &mut notes)?;
         if let Some(value) = keys.get("auto_map").filter(|map| !family.knows_code(map)) {
             let hint = "the model brings code of its own, which may compute anything; if it is a \
                         plain model of its type, remove the key";
@@ -167,7 +169,7 @@ impl LlamaConfig {
         }
         notes.without_effect.extend(keys.finish_config(family.architecture())?);
         notes.without_effect.sort();
-        config.check(place)?;
+        config.check(location)?;
         Ok((config, notes))
     }
 
@@ -176,14 +178,14 @@ impl LlamaConfig {
     /// # Errors
     /// A missing or unreadable file, and errors of [`LlamaConfig::from_json`].
     pub fn from_path(path: impl AsRef<Path>) -> Result<(Self, CaptureNotes), CaptureError> {
-        let (text, place) = read_text(path.as_ref())?;
-        Self::from_json(&text, &place)
+        let (text, location) = read_text(path.as_ref())?;
+        Self::from_json(&text, &location)
     }
 
     fn from_keys(
         keys: &mut Keys<'_>,
         family: ModelFamily,
-        place: &str,
+        location: &str,
         notes: &mut CaptureNotes,
     ) -> Result<Self, CaptureError> {
         let vocab_size = keys.required_size("vocab_size")?;
@@ -249,14 +251,14 @@ impl LlamaConfig {
             num_kv_heads,
             head_dim,
             rms_norm_eps,
-            rope: super::rope_json::read(keys, place, theta, max_position_embeddings, notes)?,
+            rope: super::rope_json::read(keys, location, theta, max_position_embeddings, notes)?,
             attention_bias: family.read_attention_bias(keys)?,
             mlp_bias: family.read_mlp_bias(keys)?,
             sliding_window: family.read_window(keys)?,
             full_attention_layers: family.read_full_layers(keys, num_layers)?,
             latent,
             experts: ExpertsConfig::read(keys, family, intermediate_size, num_layers)?,
-            packing: WeightPacking::read(keys, place, family, notes)?,
+            packing: WeightPacking::read(keys, location, family, notes)?,
             padding_row: read_padding_row(keys, vocab_size)?,
             tie_word_embeddings: keys.boolean("tie_word_embeddings")?.unwrap_or(false),
             max_position_embeddings,

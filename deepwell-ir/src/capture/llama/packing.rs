@@ -27,7 +27,7 @@ impl WeightPacking {
     /// Reads `quantization_config`. `null` and an absent key mean no packing.
     pub(super) fn read(
         keys: &mut Keys<'_>,
-        place: &str,
+        location: &str,
         family: ModelFamily,
         notes: &mut CaptureNotes,
     ) -> Result<Option<WeightPacking>, CaptureError> {
@@ -41,7 +41,7 @@ impl WeightPacking {
         let Value::Object(object) = value else {
             return Err(keys.wrong("quantization_config", "an object", value, ""));
         };
-        let mut inner = Keys::new(place, "quantization_config.", object);
+        let mut inner = Keys::new(location, "quantization_config.", object);
         let method = inner.string("quant_method")?.unwrap_or_default();
         if method != supported {
             let hint = format!("supported with {}: `{supported}`", family.model_type());

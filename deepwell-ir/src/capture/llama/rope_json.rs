@@ -12,7 +12,7 @@ const SUPPORTED: &str = "supported: `default`, `linear`, `dynamic`, `llama3`, `y
 /// transformers.
 pub(super) fn read(
     keys: &mut Keys<'_>,
-    place: &str,
+    location: &str,
     theta_default: f64,
     max_position_embeddings: usize,
     notes: &mut CaptureNotes,
@@ -44,7 +44,7 @@ pub(super) fn read(
         return Err(keys.wrong(name, "an object", &json!(kind(nested)), hint));
     };
 
-    let mut inner = Keys::new(place, &format!("{name}."), object);
+    let mut inner = Keys::new(location, &format!("{name}."), object);
     let theta = match (inner.number("rope_theta", 1.0, false)?, outer_theta) {
         (Some(inside), Some(outside)) if inside != outside => {
             let expected = format!("the same as `{name}.rope_theta` ({inside})");

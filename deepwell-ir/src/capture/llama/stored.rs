@@ -4,7 +4,7 @@
 use super::parameters::ParameterSpec;
 use crate::Role;
 use crate::capture::{
-    LlamaConfig, ModelFamily, ParameterRole, StoredDType, StoredPart, WeightPacking,
+    LlamaConfig, ModelFamily, ParameterRole, StoredDType, StoredSlice, WeightPacking,
 };
 
 /// Values that share an MXFP4 scale.
@@ -51,39 +51,39 @@ impl LlamaConfig {
     /// assert_eq!(stored[0].name, "model.embed_tokens.weight");
     /// ```
     pub fn stored_tensors(&self) -> Vec<StoredSpec> {
-        let parts = |spec: ParameterSpec| self.parts_of(&spec);
-        let parts = self.parameters().into_iter().flat_map(parts);
+        let slices = |spec: ParameterSpec| self.slices_of(&spec);
+        let slices = self.parameters().into_iter().flat_map(slices);
         // Only the first part of a shared tensor names the tensor.
-        parts.filter(|part| part.start == 0).flat_map(tensors_of).collect()
+        slices.filter(|slice| slice.start == 0).flat_map(tensors_of).collect()
     }
 
     /// The tensors that hold a parameter: one, or one per expert.
-    pub(in crate::capture) fn parts_of(&self, spec: &ParameterSpec) -> Vec<StoredPart> {
+    pub(in crate::capture) fn slices_of(&self, spec: &ParameterSpec) -> Vec<StoredSlice> {
         use ParameterRole as R;
         if self.family == ModelFamily::GptOss && spec.role.precision_role() == Role::Expert {
-            return vec![self.part_of_fused(spec)];
+            return vec![self.slice_of_fused(spec)];
         }
         if self.family.stores_fused()
-            && let Some(part) = self.part_of_projections(spec)
+            && let Some(slice) = self.slice_of_projections(spec)
         {
-            return vec![part];
+            return vec![slice];
         }
-        let packed = |part: StoredPart| StoredPart {
-            packing: self.packing_of(&part.shape, spec.role),
-            ..part
+        let packed = |slice: StoredSlice| StoredSlice {
+            packing: self.packing_of(&slice.shape, spec.role),
+            ..slice
         };
         if !matches!(spec.role, R::ExpertGate | R::ExpertUp | R::ExpertDown) {
-            return vec![packed(StoredPart::whole(&spec.name, &spec.shape))];
+            return vec![packed(StoredSlice::whole(&spec.name, &spec.shape))];
         }
-        let part = |expert| {
+        let slice = |expert| {
             let name = name_of_expert(&spec.name, expert);
-            packed(StoredPart::of_stack(&name, &spec.shape[1..], expert))
+            packed(StoredSlice::of_stack(&name, &spec.shape[1..], expert))
         };
-        (0..spec.shape[0]).map(part).collect()
+        (0..spec.shape[0]).map(slice).collect()
     }
 
     /// A projection of Phi-3, stored in one tensor with other projections of the same input.
-    fn part_of_projections(&self, spec: &ParameterSpec) -> Option<StoredPart> {
+    fn slice_of_projections(&self, spec: &ParameterSpec) -> Option<StoredSlice> {
         use ParameterRole as R;
         let (queries, keys) = (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim);
         let (own, fused, start, outputs) = match spec.role {
@@ -97,12 +97,12 @@ impl LlamaConfig {
             _ => return None,
         };
         let name = spec.name.replace(own, fused);
-        Some(StoredPart { start, ..StoredPart::whole(&name, &[outputs, *spec.shape.get(1)?]) })
+        Some(StoredSlice { start, ..StoredSlice::whole(&name, &[outputs, *spec.shape.get(1)?]) })
     }
 
     /// Experts of gpt-oss: gate and up projections are interleaved in one tensor, and inputs come
     /// first unless packed.
-    fn part_of_fused(&self, spec: &ParameterSpec) -> StoredPart {
+    fn slice_of_fused(&self, spec: &ParameterSpec) -> StoredSlice {
         use ParameterRole as R;
         let (stem, start, step) = match spec.role {
             R::ExpertGate | R::ExpertGateBias => ("gate_up_proj", 0, 2),
@@ -119,11 +119,11 @@ impl LlamaConfig {
             (Some(&inputs), packing) => (name, vec![experts, outputs, inputs], packing),
         };
         let transposed = shape.len() == 3 && packing.is_none();
-        let whole = StoredPart::whole(&name, &shape);
+        let whole = StoredSlice::whole(&name, &shape);
         if !transposed && step == 1 {
-            return StoredPart { packing, ..whole };
+            return StoredSlice { packing, ..whole };
         }
-        StoredPart { start, step, transposed, stacked: true, packing, ..whole }
+        StoredSlice { start, step, transposed, stacked: true, packing, ..whole }
     }
 
     /// Packing of a separately stored tensor.
@@ -136,8 +136,8 @@ impl LlamaConfig {
 }
 
 /// The tensor itself, or data and scale factors if packed.
-fn tensors_of(part: StoredPart) -> Vec<StoredSpec> {
-    let StoredPart { name, shape, packing, .. } = part;
+fn tensors_of(slice: StoredSlice) -> Vec<StoredSpec> {
+    let StoredSlice { name, shape, packing, .. } = slice;
     let spec = |name: String, shape: Vec<usize>, element| StoredSpec { name, shape, element };
     match (packing, shape.as_slice()) {
         (Some(WeightPacking::Mxfp4), [stack @ .., rows, columns]) => {

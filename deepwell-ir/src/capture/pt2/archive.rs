@@ -268,7 +268,7 @@ const AGAIN: &str = "save it again with torch.export.save of PyTorch 2.9 or late
 
 fn export_error(path: &Path, what: impl Into<String>, hint: &str) -> CaptureError {
     CaptureError::Export {
-        place: path.display().to_string(),
+        location: path.display().to_string(),
         what: what.into(),
         hint: hint.to_string(),
     }

@@ -117,7 +117,8 @@ fn masked<'e>(exprs: &'e Exprs, scores: &'e Value) -> Option<(&'e Value, Mask)> 
         is_masked(value(operands, "value")?).then_some(())?;
         (value(operands, "self")?, value(operands, "mask")?, false)
     } else if let Some(operands) = exprs.pending(scores, "where") {
-        let (chosen, other) = (value(operands, "self")?, value(operands, "other")?);
+        let chosen = value(operands, "self")?;
+        let other = value(operands, "other")?;
         let condition = value(operands, "condition")?;
         match (is_masked(chosen), is_masked(other)) {
             (false, true) => (chosen, condition, true),
@@ -162,7 +163,9 @@ fn attention(
 ) -> Option<Value> {
     let scale = scale * q.scale * k.scale;
     let of = |view: &View| exprs.heads(view);
-    let (q, k, v) = (of(&q)?, of(&k)?, if v.scale == 1.0 { of(&v)? } else { return None });
+    let q = of(&q)?;
+    let k = of(&k)?;
+    let v = if v.scale == 1.0 { of(&v)? } else { return None };
     let Heads { heads, head_dim, .. } = q;
     let alike = (k.heads, k.head_dim, k.repeats) == (v.heads, v.head_dim, v.repeats);
     // The call itself may repeat keys and values.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::Part;
+use super::SourceSlice;
 use super::exported::{Arg, InputKind, Scalar};
 use super::lower::{Emitted, Lowering, Parameter, Source};
 use super::value::{Columns, Id, Kind, Value, View, Weight};
@@ -59,8 +59,8 @@ impl Lowering<'_> {
         role: Role,
     ) -> Source {
         let init = if role == Role::Norm { Init::Ones } else { Init::Zeros };
-        let part = Part { name: name.to_string(), start, transposed: false };
-        self.parameter(labelled(name, label), Parameter { shape: vec![width], role, init, part })
+        let stored = SourceSlice { name: name.to_string(), start, transposed: false };
+        self.parameter(labelled(name, label), Parameter { shape: vec![width], role, init, stored })
     }
 
     /// A separately stored table.
@@ -69,10 +69,10 @@ impl Lowering<'_> {
             let is_it = *kind == InputKind::Parameter(name.to_string());
             is_it.then(|| self.exported.tensors.get(input).map(|meta| meta.shape.clone()))?
         });
-        let part = Part { name: name.to_string(), start: 0, transposed: false };
+        let stored = SourceSlice { name: name.to_string(), start: 0, transposed: false };
         let (role, init) = (Role::Embedding, Init::Normal { std: STD });
         let shape = shape.unwrap_or_default();
-        self.parameter(name.to_string(), Parameter { shape, role, init, part })
+        self.parameter(name.to_string(), Parameter { shape, role, init, stored })
     }
 
     /// Outputs `start..start + width` of a weight.
@@ -84,9 +84,9 @@ impl Lowering<'_> {
         label: &str,
         role: Role,
     ) -> Source {
-        let part = Part { name: of.name.clone(), start, transposed: of.transposed };
+        let stored = SourceSlice { name: of.name.clone(), start, transposed: of.transposed };
         let (shape, init) = (vec![width, of.inputs], Init::Normal { std: STD });
-        self.parameter(labelled(&of.name, label), Parameter { shape, role, init, part })
+        self.parameter(labelled(&of.name, label), Parameter { shape, role, init, stored })
     }
 
     pub(super) fn whole_source(&mut self, id: Id) -> Source {
@@ -199,9 +199,9 @@ impl Lowering<'_> {
 
     /// The bias of a norm has the role of the norm.
     fn norm_bias(&mut self, name: &str, width: usize) -> Source {
-        let part = Part { name: name.to_string(), start: 0, transposed: false };
+        let stored = SourceSlice { name: name.to_string(), start: 0, transposed: false };
         let (shape, role, init) = (vec![width], Role::Norm, Init::Zeros);
-        self.parameter(name.to_string(), Parameter { shape, role, init, part })
+        self.parameter(name.to_string(), Parameter { shape, role, init, stored })
     }
 
     fn input(&mut self, id: Id, name: String) -> Source {
@@ -214,9 +214,9 @@ impl Lowering<'_> {
     /// A parameter that an unknown call reads directly.
     fn stray_parameter(&mut self, id: Id, name: &str) -> Source {
         let shape = self.trace.exprs.all[id].shape.clone();
-        let part = Part { name: name.to_string(), start: 0, transposed: false };
+        let stored = SourceSlice { name: name.to_string(), start: 0, transposed: false };
         let init = if shape.len() > 1 { Init::Normal { std: STD } } else { Init::Zeros };
-        self.parameter(name.to_string(), Parameter { shape, role: Role::Linear, init, part })
+        self.parameter(name.to_string(), Parameter { shape, role: Role::Linear, init, stored })
     }
 
     /// A call without a matching rule, under its original name.

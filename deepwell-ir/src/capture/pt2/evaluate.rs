@@ -125,7 +125,8 @@ impl Call<'_> {
             "mul" => arithmetic(|a, b| a * b),
             "div" if overload != "Tensor_mode" => x()?.combined(&y()?, Kind::Float, |a, b| a / b),
             "pow" => {
-                let (base, exponent) = (self.tensor(&["self"])?, self.tensor(&["exponent"])?);
+                let base = self.tensor(&["self"])?;
+                let exponent = self.tensor(&["exponent"])?;
                 base.combined(&exponent, Kind::Arithmetic, f64::powf)
             }
             "reciprocal" => function(|a| 1.0 / a),
@@ -144,7 +145,8 @@ impl Call<'_> {
             "logical_not" | "bitwise_not" => Some(x()?.mapped(false, |a| truth(a == 0.0))),
             "where" => {
                 let condition = self.tensor(&["condition"])?;
-                let (yes, no) = (self.tensor(&["self"])?, self.tensor(&["other"])?);
+                let yes = self.tensor(&["self"])?;
+                let no = self.tensor(&["other"])?;
                 let shape = broadcast(&condition.shape, &broadcast(&yes.shape, &no.shape)?)?;
                 let condition = condition.expanded(&shape)?;
                 let (yes, no) = (yes.expanded(&shape)?, no.expanded(&shape)?);
@@ -164,7 +166,8 @@ impl Call<'_> {
                 Some(Constant { values: Rc::new(values), ..x })
             }
             "tril" | "triu" => {
-                let (x, diagonal) = (x()?, self.int(&["diagonal"]).unwrap_or(0));
+                let x = x()?;
+                let diagonal = self.int(&["diagonal"]).unwrap_or(0);
                 let rank = x.shape.len();
                 let mut values = Vec::with_capacity(x.count());
                 for_each(&x.shape, |at| {
@@ -191,7 +194,8 @@ impl Call<'_> {
                     Some(before) => Constant::joined(&[before, x], at)?,
                     None => x,
                 };
-                let (later, earlier) = (x.sliced(at, 1, i64::MAX, 1)?, x.sliced(at, 0, -1, 1)?);
+                let later = x.sliced(at, 1, i64::MAX, 1)?;
+                let earlier = x.sliced(at, 0, -1, 1)?;
                 later.combined(&earlier, Kind::Arithmetic, |a, b| a - b)
             }
             "cat" => {

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::Part;
+use super::SourceSlice;
 use super::exported::{Exported, InputKind};
-use super::tags::{Piece, tags};
+use super::tags::{TagNode, tags};
 use super::trace::Trace;
 use super::turned;
 use super::value::{Columns, Exprs, Id, Kind, Value, Weight};
@@ -37,14 +37,14 @@ pub(super) struct Parameter {
     pub(super) shape: Vec<usize>,
     pub(super) role: Role,
     pub(super) init: Init,
-    pub(super) part: Part,
+    pub(super) stored: SourceSlice,
 }
 
 /// A captured graph and the location of its parameters.
 pub(super) struct Lowered {
     pub(super) graph: Graph,
     /// Location of each stored parameter, in graph order.
-    pub(super) parts: Vec<(String, Part)>,
+    pub(super) stored: Vec<(String, SourceSlice)>,
 }
 
 pub(super) struct Lowering<'a> {
@@ -65,11 +65,11 @@ pub(super) fn lower(
     exported: &Exported,
     trace: &Trace,
     name: &str,
-    place: &str,
+    location: &str,
 ) -> Result<Lowered, CaptureError> {
     let Some(output) = trace.outputs.first() else {
         return Err(CaptureError::Export {
-            place: place.to_string(),
+            location: location.to_string(),
             what: "the program gives no tensor".to_string(),
             hint: "export a model that gives its logits".to_string(),
         });
@@ -96,17 +96,17 @@ impl Lowering<'_> {
         let exprs = &self.trace.exprs;
         // Columns read from each expression, each with a label.
         let mut demands: BTreeMap<Id, Vec<(Columns, &'static str)>> = BTreeMap::new();
-        let whole = |id: Id| Columns { base: id, start: 0, width: exprs.width(id) };
+        let all_columns = |id: Id| Columns { base: id, start: 0, width: exprs.width(id) };
         let last = match (self.head_of(output), output) {
-            (Some((x, _)), _) => whole(x),
-            (None, Value::View(view)) => whole(view.base),
+            (Some((x, _)), _) => all_columns(x),
+            (None, Value::View(view)) => all_columns(view.base),
             (None, Value::Known(_)) => return,
         };
         demands.insert(last.base, vec![(last, "")]);
         for id in (0..exprs.all.len()).rev() {
             let Some(label) = demands.get(&id).map(|all| all[0].1) else { continue };
             for (columns, label) in reads_of(exprs, id, label) {
-                let columns = columns.unwrap_or_else(whole);
+                let columns = columns.unwrap_or_else(all_columns);
                 let all = demands.entry(columns.base).or_default();
                 match all.iter_mut().find(|(known, _)| *known == columns) {
                     // An earlier reader was an unknown call, which gives no label.
@@ -178,18 +178,18 @@ impl Lowering<'_> {
             .collect();
         let mut parameters: Vec<(String, Parameter)> = self.parameters.into_iter().collect();
         parameters.sort_by_key(|(_, parameter)| {
-            (order.get(parameter.part.name.as_str()).copied(), parameter.part.start)
+            (order.get(parameter.stored.name.as_str()).copied(), parameter.stored.start)
         });
-        let mut parts = Vec::with_capacity(parameters.len());
-        for (name, Parameter { shape, role, init, part }) in parameters {
+        let mut stored = Vec::with_capacity(parameters.len());
+        for (name, Parameter { shape, role, init, stored: slice }) in parameters {
             let id = graph.parameter(&name, Shape::new(shape), init, role);
             ids.insert(Source::Parameter(name.clone()), id);
-            parts.push((name, part));
+            stored.push((name, slice));
         }
-        let pieces: Vec<Piece<'_>> = self
+        let nodes: Vec<TagNode<'_>> = self
             .emitted
             .iter()
-            .map(|node| Piece {
+            .map(|node| TagNode {
                 op: &node.op,
                 reads: node
                     .inputs
@@ -201,7 +201,7 @@ impl Lowering<'_> {
                     .collect(),
             })
             .collect();
-        let tags: Vec<Tag> = tags(&pieces);
+        let tags: Vec<Tag> = tags(&nodes);
         for (index, (node, tag)) in self.emitted.iter().zip(tags).enumerate() {
             graph.scope(tag, layer_of(&node.path));
             let inputs: Vec<TensorId> =
@@ -211,7 +211,7 @@ impl Lowering<'_> {
                 ids.insert(Source::Node(index, output), id);
             }
         }
-        Ok(Lowered { graph: graph.finish()?, parts })
+        Ok(Lowered { graph: graph.finish()?, stored })
     }
 }
 

@@ -34,12 +34,12 @@ use std::path::Path;
 use self::archive::Archive;
 use self::exported::Exported;
 use self::trace::Trace;
-use super::{CaptureError, StoredPart};
+use super::{CaptureError, StoredSlice};
 use crate::{Graph, Op, Tag};
 
 /// Location of a graph parameter in a stored tensor.
 #[derive(Clone, Debug)]
-struct Part {
+struct SourceSlice {
     /// The stored tensor.
     name: String,
     /// First output of the parameter.
@@ -105,7 +105,7 @@ pub struct Pt2Model {
     pub remarks: Vec<String>,
     /// Parameters of the graph exported with `requires_grad = false`, in graph order.
     pub frozen: Vec<String>,
-    parts: HashMap<String, Part>,
+    stored: HashMap<String, SourceSlice>,
     archive: Archive,
 }
 
@@ -119,12 +119,12 @@ impl Pt2Model {
         let path = path.as_ref();
         let mut archive = Archive::open(path)?;
         let (name, json) = archive.graph()?;
-        let place = format!("{} (models/{name}.json)", path.display());
-        let exported = Exported::from_json(&json, &place)?;
+        let location = format!("{} (models/{name}.json)", path.display());
+        let exported = Exported::from_json(&json, &location)?;
         drop(json);
-        let trace = Trace::new(&exported, &mut archive, &place)?;
+        let trace = Trace::new(&exported, &mut archive, &location)?;
         let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        let lowered = lower::lower(&exported, &trace, &stem.unwrap_or(name), &place)?;
+        let lowered = lower::lower(&exported, &trace, &stem.unwrap_or(name), &location)?;
         let sizes = trace.exprs.sizes;
         let mut remarks = trace.remarks;
         if exported.outputs.len() > 1 {
@@ -139,12 +139,12 @@ impl Pt2Model {
             exported_for: (sizes.batch, sizes.seq),
             remarks,
             frozen: lowered
-                .parts
+                .stored
                 .iter()
-                .filter(|(_, part)| exported.frozen.contains(&part.name))
+                .filter(|(_, slice)| exported.frozen.contains(&slice.name))
                 .map(|(name, _)| name.clone())
                 .collect(),
-            parts: lowered.parts.into_iter().collect(),
+            stored: lowered.stored.into_iter().collect(),
             archive,
         })
     }
@@ -174,9 +174,9 @@ impl Pt2Model {
     /// # Errors
     /// A name that is not a parameter of the graph, or an archive without the values.
     pub fn read(&mut self, parameter: &str) -> Result<Vec<f32>, CaptureError> {
-        let place = self.archive.path.display().to_string();
+        let location = self.archive.path.display().to_string();
         let failed = |what: String| CaptureError::Export {
-            place: place.clone(),
+            location: location.clone(),
             what,
             hint: "parameters are those of the captured graph".to_string(),
         };
@@ -193,10 +193,10 @@ impl Pt2Model {
     }
 
     /// Location of a graph parameter in the archive's tensors, which have their PyTorch names.
-    pub fn part(&self, parameter: &str) -> Option<StoredPart> {
-        let Part { name, start, transposed } = self.parts.get(parameter)?.clone();
+    pub fn part(&self, parameter: &str) -> Option<StoredSlice> {
+        let SourceSlice { name, start, transposed } = self.stored.get(parameter)?.clone();
         let shape = self.archive.meta(&name)?.shape.clone();
-        Some(StoredPart { start, transposed, ..StoredPart::whole(&name, &shape) })
+        Some(StoredSlice { start, transposed, ..StoredSlice::whole(&name, &shape) })
     }
 
     /// Stored weights and buffers sorted by name, including tensors that the graph does not read.

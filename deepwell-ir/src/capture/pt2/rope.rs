@@ -59,7 +59,7 @@ fn view_and_table(exprs: &Exprs, value: &Value) -> Option<(View, Constant)> {
 
 /// Whether `parts` is the negated second half of `x` concatenated with the first half.
 fn is_turned(exprs: &Exprs, x: &View, parts: &View) -> bool {
-    let found = exprs.pending(&Value::View(parts.clone()), "cat").and_then(|operands| {
+    let matches_rotation = exprs.pending(&Value::View(parts.clone()), "cat").and_then(|operands| {
         // The axis is a number among the operands.
         let views: Vec<&View> = operands
             .iter()
@@ -81,7 +81,7 @@ fn is_turned(exprs: &Exprs, x: &View, parts: &View) -> bool {
                 && fits(low, half(0, middle)?, x.scale),
         )
     });
-    found == Some(true)
+    matches_rotation == Some(true)
 }
 
 /// Radians per position of each pair, and the common factor of both tables.
@@ -119,7 +119,7 @@ fn frequencies(
         });
         candidates.push(position_1.into_iter().collect::<Option<_>>()?);
     }
-    let found = candidates.into_iter().find(|frequencies| {
+    let matching = candidates.into_iter().find(|frequencies| {
         let mut element = 0;
         let mut fits = true;
         for_each(&cos.shape, |at| {
@@ -132,5 +132,5 @@ fn frequencies(
         });
         fits
     })?;
-    Some((found.into_iter().map(|frequency| frequency as f32).collect(), factor as f32))
+    Some((matching.into_iter().map(|frequency| frequency as f32).collect(), factor as f32))
 }

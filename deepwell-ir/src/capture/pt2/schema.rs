@@ -22,7 +22,7 @@ const REGIONS: [&str; 2] = [
 
 /// Reads JSON of one file, whose name appears in errors.
 struct Reader<'a> {
-    place: &'a str,
+    location: &'a str,
     sym_ints: HashMap<String, i64>,
     exported: Exported,
     /// Number of inlined subgraphs.
@@ -31,9 +31,9 @@ struct Reader<'a> {
 
 impl Exported {
     /// Reads `models/NAME.json`.
-    pub(super) fn from_json(text: &[u8], place: &str) -> Result<Exported, CaptureError> {
+    pub(super) fn from_json(text: &[u8], location: &str) -> Result<Exported, CaptureError> {
         let value: Value = serde_json::from_slice(text).map_err(|error| CaptureError::Json {
-            place: place.to_string(),
+            location: location.to_string(),
             line: error.line(),
             column: error.column(),
             message: error.to_string(),
@@ -42,13 +42,17 @@ impl Exported {
         if major != Some(SCHEMA_MAJOR) {
             let got = major.map_or("none".to_string(), |major| major.to_string());
             return Err(CaptureError::Export {
-                place: place.to_string(),
+                location: location.to_string(),
                 what: format!("expected schema version {SCHEMA_MAJOR}, got {got}"),
                 hint: "export it again with PyTorch 2.9 or later".to_string(),
             });
         }
-        let mut reader =
-            Reader { place, sym_ints: HashMap::new(), exported: Exported::default(), regions: 0 };
+        let mut reader = Reader {
+            location,
+            sym_ints: HashMap::new(),
+            exported: Exported::default(),
+            regions: 0,
+        };
         let version = value.get("torch_version").and_then(Value::as_str);
         reader.exported.torch_version = version.unwrap_or("of an unknown version").to_string();
         let module = reader.object(&value, "graph_module")?;
@@ -64,7 +68,7 @@ impl Exported {
 impl<'a> Reader<'a> {
     fn broken(&self, what: impl Into<String>) -> CaptureError {
         CaptureError::Export {
-            place: self.place.to_string(),
+            location: self.location.to_string(),
             what: what.into(),
             hint: "the file is not as torch.export.save writes it; export it again".to_string(),
         }
@@ -277,13 +281,13 @@ impl<'a> Reader<'a> {
         let prefix = format!("region{}.", self.regions);
         let mut inner: HashMap<String, String> = HashMap::new();
         for (name, value) in self.child(graph, "tensor_values")? {
-            let own = format!("{prefix}{name}");
+            let qualified = format!("{prefix}{name}");
             if let Some(meta) = self.meta(value) {
-                self.exported.tensors.insert(own.clone(), meta);
+                self.exported.tensors.insert(qualified.clone(), meta);
             } else if self.is_empty(value) {
-                self.exported.empty.insert(own.clone());
+                self.exported.empty.insert(qualified.clone());
             }
-            inner.insert(name.clone(), own);
+            inner.insert(name.clone(), qualified);
         }
         if let Some(symbols) = graph.get("sym_int_values").and_then(Value::as_object) {
             for (name, value) in symbols {
@@ -308,8 +312,8 @@ impl<'a> Reader<'a> {
         for (name, output) in names.into_iter().zip(outputs) {
             let Some(name) = name else { continue };
             match inner.get(name) {
-                Some(known) if !known.starts_with(&prefix) => {
-                    passed.push((known.clone(), output.clone()));
+                Some(outer) if !outer.starts_with(&prefix) => {
+                    passed.push((outer.clone(), output.clone()));
                 }
                 _ => drop(inner.insert(name.to_string(), output.clone())),
             }
@@ -352,7 +356,11 @@ fn innermost_path(stack: &str) -> String {
 
 /// Type of a stored tensor, from an archive's table of weights or constants.
 pub(super) fn stored_meta(value: &Value) -> Option<TensorMeta> {
-    let reader =
-        Reader { place: "", sym_ints: HashMap::new(), exported: Exported::default(), regions: 0 };
+    let reader = Reader {
+        location: "",
+        sym_ints: HashMap::new(),
+        exported: Exported::default(),
+        regions: 0,
+    };
     reader.meta(value)
 }

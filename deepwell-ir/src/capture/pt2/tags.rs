@@ -10,7 +10,7 @@ use petgraph::unionfind::UnionFind;
 use crate::{Op, Tag};
 
 /// A node, and the indices of its input nodes.
-pub(super) struct Piece<'a> {
+pub(super) struct TagNode<'a> {
     pub(super) op: &'a Op,
     pub(super) reads: Vec<usize>,
 }
@@ -29,26 +29,26 @@ fn is_embedding(op: &Op) -> bool {
 }
 
 /// The tag of each node.
-pub(super) fn tags(pieces: &[Piece<'_>]) -> Vec<Tag> {
-    let mut blocks = UnionFind::new(pieces.len());
-    for (index, piece) in pieces.iter().enumerate() {
-        if is_norm(piece.op) || is_embedding(piece.op) {
+pub(super) fn tags(nodes: &[TagNode<'_>]) -> Vec<Tag> {
+    let mut blocks = UnionFind::new(nodes.len());
+    for (index, node) in nodes.iter().enumerate() {
+        if is_norm(node.op) || is_embedding(node.op) {
             continue;
         }
-        for &read in piece.reads.iter().filter(|&&read| !ends_block(pieces[read].op)) {
+        for &read in node.reads.iter().filter(|&&read| !ends_block(nodes[read].op)) {
             blocks.union(index, read);
         }
     }
     let blocks: Vec<usize> = blocks.into_labeling();
     let is_attention = |op: &Op| matches!(op, Op::Attention(_));
     let attending: HashSet<usize> =
-        pieces.iter().zip(&blocks).filter(|(p, _)| is_attention(p.op)).map(|(_, &of)| of).collect();
-    let last = pieces.len().saturating_sub(1);
-    pieces
+        nodes.iter().zip(&blocks).filter(|(p, _)| is_attention(p.op)).map(|(_, &of)| of).collect();
+    let last = nodes.len().saturating_sub(1);
+    nodes
         .iter()
         .zip(&blocks)
         .enumerate()
-        .map(|(index, (piece, &of))| match piece.op {
+        .map(|(index, (node, &of))| match node.op {
             op if is_embedding(op) => Tag::Embed,
             op if is_norm(op) => Tag::Norm,
             Op::HeadRmsNorm(_) => Tag::Norm,

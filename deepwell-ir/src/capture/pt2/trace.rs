@@ -56,10 +56,10 @@ impl Trace {
     pub(super) fn new(
         exported: &Exported,
         archive: &mut Archive,
-        place: &str,
+        location: &str,
     ) -> Result<Trace, CaptureError> {
         let (name, sizes) = token_input(exported).ok_or_else(|| CaptureError::Export {
-            place: place.to_string(),
+            location: location.to_string(),
             what: "expected an input of token ids, integers [batch, sequence], got none"
                 .to_string(),
             hint: "export a language model that takes `input_ids`".to_string(),
@@ -182,12 +182,12 @@ impl<'a> Tracer<'a> {
 
     fn node(&mut self, index: usize, node: &'a AtenNode) {
         let Some(first) = node.outputs.first() else { return };
-        let known = |name: &str| match self.values.get(name)? {
+        let constant = |name: &str| match self.values.get(name)? {
             Value::Known(constant) => Some(constant.clone()),
             Value::View(_) => None,
         };
-        if tensors_of(node).all(|name| known(name).is_some())
-            && let Some(result) = (Call { node, known: &known }).evaluate()
+        if tensors_of(node).all(|name| constant(name).is_some())
+            && let Some(result) = (Call { node, known: &constant }).evaluate()
             && self.budget.admits(&result)
         {
             // An in-place op also changes the value under the old name.

@@ -186,7 +186,8 @@ fn columns(program: &Program, call: &Call, states: &[ParameterState]) -> Result<
     for pair in states.windows(2) {
         let values = values_of(&pair[0]).into_iter().flatten();
         for (before, after) in values.zip(values_of(&pair[1]).into_iter().flatten()) {
-            let (before, after) = (program.value(before), program.value(after));
+            let before = program.value(before);
+            let after = program.value(after);
             let expected = before.range.end().next_multiple_of(ALIGNMENT_BYTES);
             if after.range.offset != expected {
                 return Err(format!(

@@ -32,7 +32,8 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     for call in &program.calls {
         let Op::AdamW(op) = &call.op else { continue };
         for made in by_update(call, op)? {
-            let (name, master) = (&call.name, &program.value(made.master).name);
+            let name = &call.name;
+            let master = &program.value(made.master).name;
             let first = made.outputs.first().map(|output| output.value);
             match first.and_then(|first| left_out.remove(&first)) {
                 Some((_, expected)) if made == expected => {}

@@ -10,13 +10,12 @@ use crate::{Access, Accumulate, Call, Phase, Program, ValueId};
 /// No call that also runs in other micro-batches may read their transient results.
 pub(super) fn check(program: &Program) -> Result<(), String> {
     let Some(first) = program.calls.iter().find(|call| call.last_only) else { return Ok(()) };
-    let is_once = |call: &Call| matches!(call.phase, Phase::Optimizer | Phase::Weights);
-    let own = || program.calls.iter().filter(|call| call.last_only);
-    if let Some(call) = own().find(|call| is_once(call)) {
+    let last_only_calls = || program.calls.iter().filter(|call| call.last_only);
+    if let Some(call) = last_only_calls().find(|call| is_once(call)) {
         let (name, phase) = (&call.name, call.phase);
         return Err(format!("call `{name}` is for the last micro-batch, and {phase} runs once"));
     }
-    if let Some(call) = own().find(|call| call.accumulate != Accumulate::Never) {
+    if let Some(call) = last_only_calls().find(|call| call.accumulate != Accumulate::Never) {
         let name = &call.name;
         return Err(format!("call `{name}` of the last micro-batch adds up those before"));
     }
@@ -25,7 +24,8 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     for call in passes {
         let mut read = call.operands.iter().filter(|operand| operand.access != Access::Write);
         if let Some(operand) = read.find(|operand| made.contains(&operand.value)) {
-            let (name, value) = (&call.name, &program.value(operand.value).name);
+            let name = &call.name;
+            let value = &program.value(operand.value).name;
             return Err(format!(
                 "call `{name}` reads `{value}`, which is made in the last micro-batch alone"
             ));
@@ -49,6 +49,11 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Whether the phase of a call runs once per step.
+fn is_once(call: &Call) -> bool {
+    matches!(call.phase, Phase::Optimizer | Phase::Weights)
 }
 
 /// Transient values that only last-micro-batch calls write.

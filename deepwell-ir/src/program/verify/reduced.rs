@@ -21,7 +21,6 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     }
     let ranks = &program.target.ranks;
     let gradients = |of_experts: bool| {
-        let over_experts = |split: Split| split.over == SplitOver::Expert;
         let is_its =
             move |state: &&ParameterState| state.split.is_some_and(over_experts) == of_experts;
         let of_its = program.parameters.iter().filter(is_its).filter_map(|state| state.gradient);
@@ -50,6 +49,10 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     check_group(program, group, members, whole.collect())
 }
 
+fn over_experts(split: Split) -> bool {
+    split.over == SplitOver::Expert
+}
+
 /// The value of a gradient that the optimizer reads. For a gradient reduce-scattered during the
 /// backward, the slice; a separate check covers the reduce-scatter.
 fn in_optimizer(program: &Program, gradient: ValueId) -> Option<ValueId> {
@@ -72,7 +75,6 @@ fn check_scattered(
     of_experts: bool,
 ) -> Result<(), String> {
     let is_transient = |value: &ValueId| !program.value(*value).memory.is_persistent();
-    let over_experts = |split: Split| split.over == SplitOver::Expert;
     let is_its = |state: &&ParameterState| state.split.is_some_and(over_experts) == of_experts;
     let gradients = program.parameters.iter().filter(is_its).filter_map(|state| state.gradient);
     let mut scattered: HashMap<ValueId, bool> =
@@ -89,7 +91,8 @@ fn check_scattered(
         };
         for operand in &call.operands {
             let Some(is_scattered) = scattered.get_mut(&operand.value) else { continue };
-            let (name, value) = (&call.name, &program.value(operand.value).name);
+            let name = &call.name;
+            let value = &program.value(operand.value).name;
             if *is_scattered {
                 return Err(format!("call `{name}` uses `{value}`, which is scattered already"));
             }

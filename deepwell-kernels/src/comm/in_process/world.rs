@@ -16,7 +16,7 @@ use crate::comm::want::Want;
 
 /// The inputs of all ranks of a group, in its order.
 #[derive(Debug)]
-pub(super) struct Parts {
+pub(super) struct GroupInputs {
     pub(super) inputs: Vec<Box<[u8]>>,
     /// The reduction of the inputs, once a rank has computed it.
     pub(super) reduced: OnceLock<Result<Vec<u8>, String>>,
@@ -30,10 +30,10 @@ pub(super) struct Message {
 }
 
 /// Key of a collective: the group, and the number of collectives of this group before it.
-type Place = (ProcessGroup, u64);
+type CollectiveKey = (ProcessGroup, u64);
 
 /// Sender, receiver and group.
-type Way = (u32, u32, ProcessGroup);
+type Route = (u32, u32, ProcessGroup);
 
 #[derive(Debug)]
 struct Round {
@@ -41,14 +41,14 @@ struct Round {
     /// The rank that arrived first.
     first: u32,
     inputs: Vec<Option<Box<[u8]>>>,
-    parts: Option<Arc<Parts>>,
+    group_inputs: Option<Arc<GroupInputs>>,
     taken: usize,
 }
 
 impl Round {
     fn missing(&self) -> Vec<u32> {
         let members = self.want.group.ranks.iter().zip(&self.inputs);
-        let absent = members.filter(|(_, input)| self.parts.is_none() && input.is_none());
+        let absent = members.filter(|(_, input)| self.group_inputs.is_none() && input.is_none());
         absent.map(|(&rank, _)| rank).collect()
     }
 }
@@ -56,17 +56,17 @@ impl Round {
 /// The collective or message awaited by a rank.
 #[derive(Clone, Debug)]
 enum Waiting {
-    Round(Place),
-    Message(Way),
+    Round(CollectiveKey),
+    Message(Route),
 }
 
 #[derive(Debug, Default)]
 struct State {
     failure: Option<(u32, CommError)>,
-    rounds: HashMap<Place, Round>,
+    rounds: HashMap<CollectiveKey, Round>,
     /// Number of collectives entered so far, by rank and group.
     counts: HashMap<(u32, ProcessGroup), u64>,
-    mail: HashMap<Way, VecDeque<Message>>,
+    mail: HashMap<Route, VecDeque<Message>>,
     waiting: HashMap<u32, (Waiting, String)>,
     ended: Vec<u32>,
 }
@@ -205,18 +205,18 @@ impl World {
         rank: u32,
         want: &Want,
         input: &[u8],
-    ) -> Result<Arc<Parts>, CommError> {
+    ) -> Result<Arc<GroupInputs>, CommError> {
         let mut state = self.lock();
         state.check()?;
         let group = &want.group;
         let count = state.counts.entry((rank, group.clone())).or_default();
-        let place = (group.clone(), *count);
+        let key = (group.clone(), *count);
         *count += 1;
-        let round = state.rounds.entry(place.clone()).or_insert_with(|| Round {
+        let round = state.rounds.entry(key.clone()).or_insert_with(|| Round {
             want: want.clone(),
             first: rank,
             inputs: vec![None; group.ranks.len()],
-            parts: None,
+            group_inputs: None,
             taken: 0,
         });
         if round.want != *want {
@@ -228,22 +228,22 @@ impl World {
             };
             return Err(self.fail_in(&mut state, rank, error));
         }
-        let own = group.position_of(rank).unwrap_or(0);
-        round.inputs[own] = Some(input.into());
+        let position = group.position_of(rank).unwrap_or(0);
+        round.inputs[position] = Some(input.into());
         if round.inputs.iter().all(Option::is_some) {
             let inputs = round.inputs.iter_mut().filter_map(Option::take).collect();
-            round.parts = Some(Arc::new(Parts { inputs, reduced: OnceLock::new() }));
+            round.group_inputs = Some(Arc::new(GroupInputs { inputs, reduced: OnceLock::new() }));
             self.changed.notify_all();
         }
-        let waiting = (Waiting::Round(place.clone()), want.to_string());
+        let waiting = (Waiting::Round(key.clone()), want.to_string());
         self.wait(state, rank, waiting, |state| {
-            let round = state.rounds.get_mut(&place)?;
-            let parts = round.parts.clone()?;
+            let round = state.rounds.get_mut(&key)?;
+            let group_inputs = round.group_inputs.clone()?;
             round.taken += 1;
             if round.taken == round.inputs.len() {
-                state.rounds.remove(&place);
+                state.rounds.remove(&key);
             }
-            Some(parts)
+            Some(group_inputs)
         })
     }
 
@@ -274,7 +274,8 @@ impl World {
             state.mail.get_mut(&way).and_then(VecDeque::pop_front)
         })?;
         if (message.want.dtype, message.want.bytes) != (want.dtype, want.bytes) {
-            let (got, expected) = (want.to_string(), message.want.to_string());
+            let got = want.to_string();
+            let expected = message.want.to_string();
             let error = CommError::Mismatch { rank, got, other: from, expected };
             return Err(self.fail(rank, error));
         }

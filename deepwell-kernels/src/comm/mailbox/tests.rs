@@ -207,7 +207,8 @@ fn messages_arrive_in_order() {
     for size in [2u32, 3] {
         let outcomes = ranks(size, PATIENCE, |mut comm| {
             let (rank, dtype) = (comm.rank(), DType::E4m3);
-            let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+            let next = (rank + 1) % size;
+            let before = (rank + size - 1) % size;
             let send = of(CollectiveKind::Send { to: next }, all(size), dtype);
             let shape = Shape::new([2usize]);
             let recv = of(CollectiveKind::Recv { from: before, shape, dtype }, all(size), dtype);

@@ -84,7 +84,8 @@ impl MpiTransport {
         }
         let Some((mut message, bytes)) = probe(comm, from)? else { return Ok(false) };
         frame.reserve_exact(bytes);
-        let (target, count) = (frame.spare_capacity_mut().as_mut_ptr(), bytes as c_int);
+        let target = frame.spare_capacity_mut().as_mut_ptr();
+        let count = bytes as c_int;
         let mut request = MaybeUninit::uninit();
         // SAFETY: the target has room for `bytes` bytes, and the vector neither reallocates nor is
         // dropped before the request completes. The message has just been matched and is used once.
@@ -123,7 +124,8 @@ impl Transport for MpiTransport {
             // SAFETY: the bytes belong to a shared vector, which is never changed and is kept alive
             // until the request completes.
             let request = unsafe {
-                let (source, count) = (part.as_ptr().cast(), part.len() as c_int);
+                let source = part.as_ptr().cast();
+                let count = part.len() as c_int;
                 let code = ffi::MPI_Isend(
                     source,
                     count,

@@ -104,7 +104,8 @@ impl Expected {
         let numbers = linear_oracle::forward(&a.numbers, &b.numbers, bias, k);
         let magnitudes = |x: &[f64]| -> Vec<f64> { x.iter().map(|x| x.abs()).collect() };
         let bias = bias.map(magnitudes);
-        let (a_sizes, b_sizes) = (magnitudes(&a.numbers), magnitudes(&b.numbers));
+        let a_sizes = magnitudes(&a.numbers);
+        let b_sizes = magnitudes(&b.numbers);
         let sizes = linear_oracle::forward(&a_sizes, &b_sizes, bias.as_deref(), k);
         let sums = linear_oracle::forward(&a.numbers, &b.numbers, None, k);
         let tolerances = (0..numbers.len()).map(|i| {

@@ -15,13 +15,13 @@ use crate::ops::bias_grad::cpu::bias_add_forward_in_place;
 
 /// One op of a fused request, as a request of its own.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct OpRequest {
     pub(crate) op: Op,
     operands: Vec<OperandType>,
     input_count: usize,
 }
 
-impl Part {
+impl OpRequest {
     pub(crate) fn request(&self) -> KernelRequest<'_> {
         KernelRequest { op: &self.op, operands: &self.operands, input_count: self.input_count }
     }
@@ -29,10 +29,10 @@ impl Part {
 
 /// A fused request, split into single-op requests.
 #[derive(Clone, Debug)]
-pub(crate) struct Parts {
-    pub(crate) core: Part,
+pub(crate) struct SplitRequest {
+    pub(crate) core: OpRequest,
     /// The epilogue steps that are ops. The bias step is not: `add_bias` computes it.
-    pub(crate) steps: Vec<Part>,
+    pub(crate) steps: Vec<OpRequest>,
     /// Types of all results, stored or not.
     results: Vec<OperandType>,
     /// Range of each result in the scratch; `None` for results that the call stores.
@@ -41,12 +41,12 @@ pub(crate) struct Parts {
     pub(crate) bytes: usize,
 }
 
-impl Parts {
+impl SplitRequest {
     pub(crate) fn new(
         op: &Fused,
         inputs: &[OperandType],
         outputs: &[OperandType],
-    ) -> Result<Parts, OpError> {
+    ) -> Result<SplitRequest, OpError> {
         let results = op.result_types(inputs, outputs)?;
         let mut bytes = 0;
         let ranges = results
@@ -56,27 +56,31 @@ impl Parts {
                 if op.is_stored(index) {
                     return None;
                 }
-                let of_result = result.storage_bytes().unwrap_or(usize::MAX);
-                let range = ByteRange { offset: bytes, bytes: of_result };
+                let result_bytes = result.storage_bytes().unwrap_or(usize::MAX);
+                let range = ByteRange { offset: bytes, bytes: result_bytes };
                 bytes += range.bytes.next_multiple_of(ALIGNMENT_BYTES);
                 Some(range)
             })
             .collect();
         let core_inputs = op.core_input_count(inputs.len());
-        let of_core = &results[..op.results_of(0).start];
-        let core = Part {
+        let core_outputs = &results[..op.results_of(0).start];
+        let core = OpRequest {
             op: (*op.core).clone(),
-            operands: [&inputs[..core_inputs], of_core].concat(),
+            operands: [&inputs[..core_inputs], core_outputs].concat(),
             input_count: core_inputs,
         };
         let step = |(index, step): (usize, &Epilogue)| {
-            let own = &inputs[op.inputs_of(index, inputs.len())];
+            let step_inputs = &inputs[op.inputs_of(index, inputs.len())];
             let read = &results[step.reads()];
-            let operands = [read, own, &results[op.results_of(index)]].concat();
-            Some(Part { op: step.to_op()?, operands, input_count: read.len() + own.len() })
+            let operands = [read, step_inputs, &results[op.results_of(index)]].concat();
+            Some(OpRequest {
+                op: step.to_op()?,
+                operands,
+                input_count: read.len() + step_inputs.len(),
+            })
         };
         let steps = op.epilogue.iter().enumerate().filter_map(step).collect();
-        Ok(Parts { core, steps, results, ranges, bytes })
+        Ok(SplitRequest { core, steps, results, ranges, bytes })
     }
 
     /// Results that the call does not store, as values in its scratch.
@@ -101,16 +105,16 @@ fn types(values: &[&Value]) -> Vec<OperandType> {
 pub(super) fn fused(operands: &Operands<'_>, op: &Fused) -> Result<Run, KernelError> {
     let call = operands.call;
     let (inputs, stored) = operands.values.split_at(operands.input_count);
-    let parts = Parts::new(op, &types(inputs), &types(stored))
+    let split = SplitRequest::new(op, &types(inputs), &types(stored))
         .map_err(|error| operands.refused(error.to_string()))?;
     let workspace = operands.workspace;
-    if workspace.bytes < parts.bytes {
+    if workspace.bytes < split.bytes {
         return Err(operands.refused(format!(
             "expected a workspace of at least {} bytes, got {}",
-            parts.bytes, workspace.bytes
+            split.bytes, workspace.bytes
         )));
     }
-    let unstored = parts.values(call);
+    let unstored = split.values(call);
     let results: Vec<&Value> = unstored
         .iter()
         .enumerate()
@@ -119,16 +123,16 @@ pub(super) fn fused(operands: &Operands<'_>, op: &Fused) -> Result<Run, KernelEr
         })
         .collect();
     let rest =
-        ByteRange { offset: workspace.offset + parts.bytes, bytes: workspace.bytes - parts.bytes };
+        ByteRange { offset: workspace.offset + split.bytes, bytes: workspace.bytes - split.bytes };
     let core_inputs = op.core_input_count(inputs.len());
     let of_core = [&inputs[..core_inputs], &results[..op.results_of(0).start]].concat();
     let of_core = Operands::new(operands.site(), of_core, core_inputs, rest);
     let mut runs = vec![run_of(&op.core, &of_core)?];
     for (index, step) in op.epilogue.iter().enumerate() {
-        let own = &inputs[op.inputs_of(index, inputs.len())];
+        let step_inputs = &inputs[op.inputs_of(index, inputs.len())];
         let read = &results[step.reads()];
-        let of_step = [read, own, &results[op.results_of(index)]].concat();
-        let of_step = Operands::new(operands.site(), of_step, read.len() + own.len(), rest);
+        let of_step = [read, step_inputs, &results[op.results_of(index)]].concat();
+        let of_step = Operands::new(operands.site(), of_step, read.len() + step_inputs.len(), rest);
         runs.push(match step.to_op() {
             Some(op) => run_of(&op, &of_step)?,
             None => {

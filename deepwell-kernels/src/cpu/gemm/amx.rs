@@ -21,7 +21,8 @@ pub(super) fn is_available() -> bool {
             return false;
         }
         let features = __cpuid_count(7, 0).edx;
-        let (amx_bf16, amx_tile) = (features & (1 << 22) != 0, features & (1 << 24) != 0);
+        let amx_bf16 = features & (1 << 22) != 0;
+        let amx_tile = features & (1 << 24) != 0;
         amx_bf16 && amx_tile && request_tile_state()
     })
 }

@@ -136,7 +136,7 @@ pub(super) unsafe fn multiply_wide_block(block: &Block) {
 
 /// The rows and columns to store, at most 32 each, of a finished row-major 32 x 32 block.
 #[derive(Clone, Copy)]
-pub(super) struct Part<'a> {
+pub(super) struct BlockRegion<'a> {
     pub(super) block: &'a [f32; 1024],
     pub(super) rows: usize,
     pub(super) columns: usize,
@@ -149,10 +149,14 @@ pub(super) struct Part<'a> {
 /// [`has_bf16`] has returned true; the `rows x columns` elements at `destination` (`row_stride`
 /// elements apart) belong to the caller alone.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
-pub(super) unsafe fn store_block(part: Part<'_>, destination: Destination, row_stride: usize) {
+pub(super) unsafe fn store_block(
+    region: BlockRegion<'_>,
+    destination: Destination,
+    row_stride: usize,
+) {
     // SAFETY: the features are enabled, and the caller promises the rest.
     unsafe {
-        store_with(part, destination, row_stride, |sum| {
+        store_with(region, destination, row_stride, |sum| {
             core::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(sum))
         });
     }
@@ -164,10 +168,14 @@ pub(super) unsafe fn store_block(part: Part<'_>, destination: Destination, row_s
 ///
 /// As for [`store_block`], with [`is_available`] in place of [`has_bf16`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-pub(super) unsafe fn store_rounded(part: Part<'_>, destination: Destination, row_stride: usize) {
+pub(super) unsafe fn store_rounded(
+    region: BlockRegion<'_>,
+    destination: Destination,
+    row_stride: usize,
+) {
     // SAFETY: the features are enabled, and the caller promises the rest.
     unsafe {
-        store_with(part, destination, row_stride, |sum| {
+        store_with(region, destination, row_stride, |sum| {
             let bits = _mm512_castps_si512(sum);
             let upper = _mm512_srli_epi32::<16>(bits);
             let last = _mm512_and_si512(upper, _mm512_set1_epi32(1));
@@ -189,7 +197,7 @@ pub(super) unsafe fn store_rounded(part: Part<'_>, destination: Destination, row
 /// columns` elements at `destination` (`row_stride` elements apart) belong to the caller alone.
 #[inline(always)]
 unsafe fn store_with(
-    Part { block, rows, columns }: Part<'_>,
+    BlockRegion { block, rows, columns }: BlockRegion<'_>,
     destination: Destination,
     row_stride: usize,
     round: impl Fn(__m512) -> __m256i,

@@ -95,7 +95,8 @@ pub(super) fn run(
     };
     let steps = k.div_ceil(32);
     let a_form = if tier == Tier::Avx512 { Form::WideByRow } else { Form::ByRow };
-    let (a_panel, b_panel) = (steps * a_form.step(), steps * Form::ByPair.step());
+    let a_panel = steps * a_form.step();
+    let b_panel = steps * Form::ByPair.step();
     let workspace: &mut [u16] = whole_elements(align(workspace));
     let (a_panels, rest) = workspace.split_at_mut(m.min(OUTER_BLOCK).div_ceil(32) * a_panel);
     let b_panels = &mut rest[..n.min(OUTER_BLOCK).div_ceil(32) * b_panel];
@@ -253,10 +254,10 @@ fn multiply(
         for b_index in group_index * group..((group_index + 1) * group).min(b.panels()) {
             let columns = (b.count - b_index * 32).min(32);
             let column = b.first + b_index * 32;
-            let place = destination.offset(row * shape.n + column);
-            let whole = rows == 32 && columns == 32;
-            let (c, c_row_bytes, via_scratch) = match place {
-                Destination::F32 { data, accumulate: false } if whole => {
+            let target = destination.offset(row * shape.n + column);
+            let is_full_block = rows == 32 && columns == 32;
+            let (c, c_row_bytes, via_scratch) = match target {
+                Destination::F32 { data, accumulate: false } if is_full_block => {
                     (data, shape.n * size_of::<f32>(), false)
                 }
                 _ => (worker.scratch.0.as_mut_ptr(), 32 * size_of::<f32>(), true),
@@ -284,10 +285,10 @@ fn multiply(
                     _ => avx512::multiply_wide_block(&block),
                 }
                 if via_scratch {
-                    let part = avx512::Part { block: &worker.scratch.0, rows, columns };
+                    let region = avx512::BlockRegion { block: &worker.scratch.0, rows, columns };
                     match tier {
-                        Tier::Avx512 => avx512::store_rounded(part, place, shape.n),
-                        _ => avx512::store_block(part, place, shape.n),
+                        Tier::Avx512 => avx512::store_rounded(region, target, shape.n),
+                        _ => avx512::store_block(region, target, shape.n),
                     }
                 }
             }

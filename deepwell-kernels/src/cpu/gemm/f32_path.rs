@@ -86,7 +86,7 @@ fn round_row(source: &[f32], target: &mut [bf16]) {
 }
 
 /// Some outer rows of an operand, as `f32`.
-struct Part<'a> {
+struct F32Rows<'a> {
     data: &'a [f32],
     outer_stride: usize,
     k_stride: usize,
@@ -100,10 +100,10 @@ fn convert<'a>(
     k: usize,
     copy: &'a mut [f32],
     threads: Threads,
-) -> Part<'a> {
+) -> F32Rows<'a> {
     let (outer_stride, k_stride) = (operand.outer_stride, operand.k_stride);
     if let OperandData::F32(data) = operand.data {
-        return Part { data: &data[first * outer_stride..], outer_stride, k_stride };
+        return F32Rows { data: &data[first * outer_stride..], outer_stride, k_stride };
     }
     let copy = &mut copy[..count * k];
     const ROWS_PER_TASK: usize = 32;
@@ -137,7 +137,7 @@ fn convert<'a>(
         let chunks = copy.par_chunks_mut(chunk).enumerate();
         chunks.for_each(|(index, rows)| convert_chunk(index, rows));
     }
-    Part { data: copy, outer_stride: k, k_stride: 1 }
+    F32Rows { data: copy, outer_stride: k, k_stride: 1 }
 }
 
 fn widen_row(source: &[bf16], target: &mut [f32]) {
@@ -194,8 +194,8 @@ fn multiply(
     m: usize,
     n: usize,
     k: usize,
-    a: &Part<'_>,
-    b: &Part<'_>,
+    a: &F32Rows<'_>,
+    b: &F32Rows<'_>,
     c: &mut [f32],
     c_row_stride: usize,
     accumulate: bool,

@@ -63,9 +63,9 @@ pub(super) unsafe fn pack_panel(
             let row = first + half * 16;
             let rows = outer.saturating_sub(row).min(16);
             let columns = (k - step * 32).min(32);
-            let place = Place { row, rows, column: step * 32, columns };
-            // SAFETY: `place` lies inside `[outer, k]`, for which the operand was validated.
-            let (mut tile, loaded) = unsafe { load_tile(operand, k, place) };
+            let region = TileRegion { row, rows, column: step * 32, columns };
+            // SAFETY: `region` lies inside `[outer, k]`, for which the operand was validated.
+            let (mut tile, loaded) = unsafe { load_tile(operand, k, region) };
             if (loaded == Form::ByPair) != (form == Form::ByPair) {
                 transpose(&mut tile);
             }
@@ -100,24 +100,24 @@ fn widen(vector: __m512i) -> [__m512; 2] {
 
 /// A region of an operand of at most 16 x 32.
 #[derive(Clone, Copy)]
-struct Place {
+struct TileRegion {
     row: usize,
     rows: usize,
     column: usize,
     columns: usize,
 }
 
-/// Loads the tile at `place`, in the form that is cheapest for the memory layout.
+/// Loads the tile at `region`, in the form that is cheapest for the memory layout.
 ///
 /// # Safety
 ///
-/// The CPU's features; `operand` has been validated for a matrix that contains `place`, with rows
+/// The CPU's features; `operand` has been validated for a matrix that contains `region`, with rows
 /// of `k`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn load_tile(operand: &Operand<'_>, k: usize, place: Place) -> (Tile, Form) {
-    let Place { row, rows, column, columns } = place;
+unsafe fn load_tile(operand: &Operand<'_>, k: usize, region: TileRegion) -> (Tile, Form) {
+    let TileRegion { row, rows, column, columns } = region;
     match operand.data {
-        // SAFETY: `place` is inside the validated matrix, in each of the three layouts.
+        // SAFETY: `region` is inside the validated matrix, in each of the three layouts.
         OperandData::Bf16(data) => unsafe {
             let first = row * operand.outer_stride + column * operand.k_stride;
             let data = data.as_ptr().cast::<u16>().wrapping_add(first);
@@ -130,7 +130,7 @@ unsafe fn load_tile(operand: &Operand<'_>, k: usize, place: Place) -> (Tile, For
                 (gather_rows(data, strides, rows, columns), Form::ByRow)
             }
         },
-        // SAFETY: `place` is inside the validated matrix, and begins at a block of 32.
+        // SAFETY: `region` is inside the validated matrix, and begins at a block of 32.
         OperandData::Mx { data, scales } => unsafe {
             let stride = operand.outer_stride;
             let data = data.as_ptr().wrapping_add(row * stride + column);
@@ -245,7 +245,8 @@ unsafe fn decode_rows(
     let subnormals: [u16; 32] = core::array::from_fn(|index| SUBNORMALS[index % 8]);
     // SAFETY: the local array holds 32 elements.
     let subnormals = unsafe { _mm512_loadu_si512(subnormals.as_ptr().cast()) };
-    let (magnitude_bits, sign_bits) = (_mm512_set1_epi16(0x7f), _mm512_set1_epi16(0x80));
+    let magnitude_bits = _mm512_set1_epi16(0x7f);
+    let sign_bits = _mm512_set1_epi16(0x80);
     let (eight, bias) = (_mm512_set1_epi16(8), _mm512_set1_epi16(120 << 7));
     let nan = _mm512_set1_epi16(NAN_BF16);
     let mask = mask32(columns);

@@ -105,7 +105,8 @@ mod tests {
                 to_tiles(&plain, 1, 2, &mut tiles).unwrap();
                 tiles
             };
-            let (scales_a, scales_b) = (tiled([127, scale_a]), tiled([scale_b; 2]));
+            let scales_a = tiled([127, scale_a]);
+            let scales_b = tiled([scale_b; 2]);
             let a = Operand::rows_mx(&data_a, &scales_a, 40);
             let b = Operand::rows_mx(&data_b, &scales_b, 40);
             assert_eq!(

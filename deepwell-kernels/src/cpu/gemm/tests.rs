@@ -108,7 +108,8 @@ impl Matrix {
 
 /// The definition, apart from the kernels' tables.
 fn e4m3(code: u8) -> f64 {
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f64::from(code & 7));
+    let exponent = i32::from(code >> 3 & 15);
+    let mantissa = f64::from(code & 7);
     let magnitude = match (exponent, code & 7) {
         (15, 7) => f64::NAN,
         (0, _) => mantissa / 8.0 * 2f64.powi(-6),
@@ -310,7 +311,8 @@ fn cancellation_stays_in_the_bound() {
         k_stride: 1,
         numbers: Numbers::Bf16(numbers),
     };
-    let (a, b) = (matrix(numbers(1.0).collect()), matrix(numbers(-1.0).collect()));
+    let a = matrix(numbers(1.0).collect());
+    let b = matrix(numbers(-1.0).collect());
     for tier in available_tiers() {
         check(tier, &a, &b, To::F32);
     }

@@ -217,7 +217,8 @@ impl CudaBackend {
             }
         }
         for side in sides {
-            let (stream, join) = (self.stream(side, calls)?, self.edge(edge())?);
+            let stream = self.stream(side, calls)?;
+            let join = self.edge(edge())?;
             self.driver.record(join, stream)?;
             self.driver.wait(compute, join)?;
         }

@@ -168,14 +168,14 @@ fn epilogues_of_gemms_have_a_kernel_where_their_sizes_allow_it() {
             let here = [Architecture::Sm100a, Architecture::Sm103a].contains(&architecture);
             let target = cuda_target(architecture, 4, &[]);
             let what = format!("{} {columns} of {k} on {target:?}", op.name());
-            let found = chosen(op, &inputs, &target).ok();
-            assert_eq!(found.as_deref(), expected.filter(|_| here), "{what}");
+            let kernel = chosen(op, &inputs, &target).ok();
+            assert_eq!(kernel.as_deref(), expected.filter(|_| here), "{what}");
         }
     };
     let both = quantize(1, Axis::Both);
     let mx_gelu = |skipped: &[usize]| fused(fprop(), &[gelu(true)], skipped);
-    let (of_mx, of_bf16) =
-        (Some("cuda_sm100_mxfp8_gemm_fused"), Some("cuda_sm100_bf16_gemm_fused"));
+    let of_mx = Some("cuda_sm100_mxfp8_gemm_fused");
+    let of_bf16 = Some("cuda_sm100_bf16_gemm_fused");
     check(&mx_gelu(&[]), (96, 64), of_mx);
     check(&mx_gelu(&[0]), (72, 48), of_mx);
     // Rows in vectors of 16 bytes, of operands and of results; in groups where they quantize.

@@ -89,7 +89,8 @@ impl Driver for CudarcDriver {
 
     fn wait(&mut self, stream: Stream, event: Event) -> DriverResult<()> {
         self.context.enter()?;
-        let (stream, raw) = (self.context.resolve(stream)?, self.event_slot(event)?.raw);
+        let stream = self.context.resolve(stream)?;
+        let raw = self.event_slot(event)?.raw;
         // SAFETY: both handles are alive; zero is the default behaviour.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream, raw, 0) })
     }
@@ -124,7 +125,8 @@ impl Driver for CudarcDriver {
 
     fn elapsed_ms(&mut self, from: Event, to: Event) -> DriverResult<f32> {
         self.context.enter()?;
-        let (from, to) = (self.event_slot(from)?.raw, self.event_slot(to)?.raw);
+        let from = self.event_slot(from)?.raw;
+        let to = self.event_slot(to)?.raw;
         let mut elapsed_ms = 0.0;
         // SAFETY: both handles are alive; writes one number.
         check("cuEventElapsedTime", unsafe {

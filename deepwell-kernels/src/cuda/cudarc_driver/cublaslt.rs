@@ -143,7 +143,8 @@ impl Blas for CublasLt {
         let shape = &self.shapes[*shape];
         shape.point_to(matmul)?;
         let stream = self.context.resolve(stream)?;
-        let (alpha, beta) = (1.0f32, if matmul.added.is_some() { 1.0f32 } else { 0.0 });
+        let alpha = 1.0f32;
+        let beta = if matmul.added.is_some() { 1.0f32 } else { 0.0 };
         let address = |pointer: crate::cuda::DevicePtr| pointer.0 as *mut c_void;
         // SAFETY: handle, descriptors and stream are alive; `alpha` and `beta` are read within the
         // call; the matrices are device addresses, which only the device can check.

@@ -70,7 +70,8 @@ impl DeviceGroup {
             let mut driver = CudarcDriver::open(index)?;
             let stream = driver.stream(Priority::Middle)?;
             let (begin, end) = (driver.event(true)?, driver.event(true)?);
-            let (source, target) = (driver.allocate(bytes)?, driver.allocate(bytes)?);
+            let source = driver.allocate(bytes)?;
+            let target = driver.allocate(bytes)?;
             // Zeros, so that sums stay finite.
             driver.fill(source, 0, bytes, stream)?;
             driver.synchronize()?;

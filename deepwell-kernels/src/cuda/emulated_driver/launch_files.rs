@@ -168,7 +168,7 @@ impl Recorder {
         emulator: &Emulator,
     ) -> Result<Vec<Expectation>, String> {
         let written = emulator.written_before();
-        let mut found = Vec::new();
+        let mut expectations = Vec::new();
         for (index, output) in self.outputs.iter().enumerate() {
             let bytes = output.bytes();
             let range = output.pointer.0..output.pointer.0 + bytes as u64;
@@ -182,7 +182,7 @@ impl Recorder {
             }
             let after = emulator.read(range.start, bytes).map_err(|error| error.to_string())?;
             let (dtype, is_float) = data_type(output.dtype);
-            found.push(Expectation {
+            expectations.push(Expectation {
                 buffer: name_of(*at),
                 offset: range.start - at,
                 name: Some(format!("output {index}")),
@@ -195,8 +195,8 @@ impl Recorder {
                 }),
             });
         }
-        if !found.is_empty() {
-            return Ok(found);
+        if !expectations.is_empty() {
+            return Ok(expectations);
         }
         for part in written {
             let holds = |(at, held): &(&u64, &Vec<u8>)| {
@@ -205,7 +205,7 @@ impl Recorder {
             let Some((at, _)) = memory.iter().find(holds) else { continue };
             let bytes = (part.end - part.start) as usize;
             let after = emulator.read(part.start, bytes).map_err(|error| error.to_string())?;
-            found.push(Expectation {
+            expectations.push(Expectation {
                 buffer: name_of(*at),
                 offset: part.start - at,
                 file: store.bytes(after)?,
@@ -213,7 +213,7 @@ impl Recorder {
                 ..Expectation::default()
             });
         }
-        Ok(found)
+        Ok(expectations)
     }
 }
 

@@ -202,7 +202,8 @@ fn pieces(
         if done == bytes {
             return None;
         }
-        let (page, start) = ((offset + done) / PAGE_BYTES, (offset + done) % PAGE_BYTES);
+        let page = (offset + done) / PAGE_BYTES;
+        let start = (offset + done) % PAGE_BYTES;
         let part = done..done + (PAGE_BYTES - start).min(bytes - done);
         done = part.end;
         Some((page, start, part))

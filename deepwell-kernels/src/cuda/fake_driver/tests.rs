@@ -120,7 +120,8 @@ fn a_recording_runs_when_it_is_launched_and_a_group_is_one_node() {
     let (mut driver, stream) = driver_with_stream();
     let counts = driver.counts();
     let launch = kernel(&mut driver, "k");
-    let (from, to) = (driver.allocate(4).unwrap(), driver.allocate(4).unwrap());
+    let from = driver.allocate(4).unwrap();
+    let to = driver.allocate(4).unwrap();
     let pinned = driver.allocate_pinned(4).unwrap();
     driver.upload(from, &[1, 2, 3, 4]).unwrap();
     driver.upload(to, &[0; 4]).unwrap();
@@ -179,7 +180,8 @@ fn a_stream_joins_a_recording_by_an_event_and_leaves_at_its_end() {
     let (mut driver, main) = driver_with_stream();
     let side = driver.stream(Priority::High).unwrap();
     let launch = kernel(&mut driver, "side");
-    let (fork, before) = (driver.event(false).unwrap(), driver.event(false).unwrap());
+    let fork = driver.event(false).unwrap();
+    let before = driver.event(false).unwrap();
     driver.record(before, main).unwrap();
     driver.begin_capture(main).unwrap();
     assert!(driver.wait(main, before).is_err(), "work outside of the recording");
@@ -197,7 +199,8 @@ fn a_stream_joins_a_recording_by_an_event_and_leaves_at_its_end() {
 fn events_read_a_clock_that_counts_work() {
     let (mut driver, stream) = driver_with_stream();
     let launch = kernel(&mut driver, "k");
-    let (from, to) = (driver.event(true).unwrap(), driver.event(true).unwrap());
+    let from = driver.event(true).unwrap();
+    let to = driver.event(true).unwrap();
     assert!(driver.elapsed_ms(from, to).is_err(), "not recorded");
     driver.record(from, stream).unwrap();
     driver.launch(&launch, stream).unwrap();
@@ -238,7 +241,8 @@ fn gemms_are_checked_and_counted() {
         workspace_bytes: 64,
     };
     let scales = Some((BlockScales::Row128(pointer), BlockScales::Square128(pointer)));
-    let (fp8_a, fp8_b) = (matrix(DType::E4m3, 3, 5), matrix(DType::E4m3, 7, 5));
+    let fp8_a = matrix(DType::E4m3, 3, 5);
+    let fp8_b = matrix(DType::E4m3, 7, 5);
     let fp8 = Matmul { a: fp8_a, b: fp8_b, scales, ..fitting };
     let overlapping = Matrix { leading: 4, ..fitting.a };
     let rows: [(&str, Matmul, bool); 9] = [

@@ -186,7 +186,7 @@ mod tests {
             let mut blas = HostBlas::new(Arc::clone(driver.shared()));
             let stream = driver.stream(Priority::Middle).unwrap();
             let pointer = driver.allocate(1024).unwrap();
-            let mut place = |offset: usize, values: &[[f32; 3]], turned: bool| {
+            let mut store = |offset: usize, values: &[[f32; 3]], turned: bool| {
                 let (rows, columns) = (values.len(), 3);
                 let (rows, columns) = if turned { (columns, rows) } else { (rows, columns) };
                 let mut stored = vec![99.0f32; rows * 4];
@@ -200,10 +200,10 @@ mod tests {
                 let pointer = pointer.offset(offset);
                 Matrix { pointer, dtype: DType::F32, rows, columns, leading: 4 }
             };
-            let a = place(0, &[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], a_transposed);
+            let a = store(0, &[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], a_transposed);
             // Columns of the right operand.
-            let b = place(256, &[[1.0, 0.0, -1.0], [2.0, 1.0, 0.5]], !b_transposed);
-            let out = place(512, &[[10.0, 20.0, 0.0], [30.0, 40.0, 0.0]], false);
+            let b = store(256, &[[1.0, 0.0, -1.0], [2.0, 1.0, 0.5]], !b_transposed);
+            let out = store(512, &[[10.0, 20.0, 0.0], [30.0, 40.0, 0.0]], false);
             driver.upload(pointer.offset(768), bytemuck::cast_slice(&[0.5f32, 0.25])).unwrap();
             let matmul = Matmul {
                 a,

@@ -188,7 +188,8 @@ impl<M: Machine> State<M> {
 
     pub(super) fn wait(&mut self, stream: Stream, event: usize) -> DriverResult<()> {
         let event = self.event(event)?;
-        let (of_event, was_recorded) = (event.recording_of, event.done_at.is_some());
+        let of_event = event.recording_of;
+        let was_recorded = event.done_at.is_some();
         let slot = self.stream(stream)?;
         match (of_event, slot.recording_of) {
             (Some(recording), None) => slot.recording_of = Some(recording),

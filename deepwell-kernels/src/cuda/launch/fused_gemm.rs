@@ -41,7 +41,7 @@ pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
 
 /// The parts of a fused op.
 #[derive(Clone, Debug)]
-pub(crate) struct Parts<'a> {
+pub(crate) struct FusedGemm<'a> {
     /// The GEMM.
     pub(crate) core: &'a Op,
     /// Number of the GEMM's own inputs; a further input, if any, is read by the activation's
@@ -55,15 +55,15 @@ pub(crate) struct Parts<'a> {
     quantize: Option<QuantizeStep<'a>>,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> FusedGemm<'a> {
     /// The parts of a fused op with `inputs` inputs; `None` for other ops.
-    pub(crate) fn of(op: &'a Op, inputs: usize) -> Option<Parts<'a>> {
+    pub(crate) fn of(op: &'a Op, inputs: usize) -> Option<FusedGemm<'a>> {
         let Op::Fused(op) = op else { return None };
         let activation = match op.epilogue.first() {
             Some(Epilogue::Activation { function, .. }) => Some(function),
             _ => None,
         };
-        Some(Parts {
+        Some(FusedGemm {
             core: &op.core,
             core_inputs: op.core_input_count(inputs),
             activation,
@@ -102,14 +102,14 @@ impl<'a> Parts<'a> {
 /// Calls `use_it` with the request of the GEMM alone, with a BF16 result.
 fn with_core<R>(
     request: &KernelRequest<'_>,
-    parts: &Parts<'_>,
+    fused: &FusedGemm<'_>,
     shape: Vec<usize>,
     use_it: impl FnOnce(&KernelRequest<'_>) -> R,
 ) -> R {
-    let count = parts.core_inputs.min(request.input_count);
+    let count = fused.core_inputs.min(request.input_count);
     let mut operands = request.operands[..count].to_vec();
     operands.push(OperandType { dtype: DType::Bf16, shape });
-    use_it(&KernelRequest { op: parts.core, operands: &operands, input_count: count })
+    use_it(&KernelRequest { op: fused.core, operands: &operands, input_count: count })
 }
 
 /// Why a request that [`epilogue`] accepts cannot be served, given the checks and the sizes of the
@@ -119,16 +119,16 @@ pub(crate) fn reject(
     reject_core: impl FnOnce(&KernelRequest<'_>) -> Option<String>,
     sizes: impl FnOnce(&KernelRequest<'_>) -> GemmSizes,
 ) -> Option<String> {
-    let Some(parts) = Parts::of(request.op, request.input_count) else {
+    let Some(fused) = FusedGemm::of(request.op, request.input_count) else {
         return Some(format!("takes a GEMM and what follows it, not `{}`", request.op.name()));
     };
-    let sizes = with_core(request, &parts, Vec::new(), sizes);
+    let sizes = with_core(request, &fused, Vec::new(), sizes);
     let shape = vec![sizes.m, sizes.n];
-    if let Some(reason) = with_core(request, &parts, shape.clone(), reject_core) {
+    if let Some(reason) = with_core(request, &fused, shape.clone(), reject_core) {
         return Some(reason);
     }
-    let of_outputs = [parts.core_at, parts.activated_at].into_iter().flatten();
-    let floats = (parts.core_inputs..request.input_count)
+    let of_outputs = [fused.core_at, fused.activated_at].into_iter().flatten();
+    let floats = (fused.core_inputs..request.input_count)
         .chain(of_outputs.map(|position| request.input_count + position));
     for index in floats {
         let dtype = request.operands[index].dtype;
@@ -137,7 +137,7 @@ pub(crate) fn reject(
         }
     }
     let columns = sizes.n;
-    let Some(step) = &parts.quantize else {
+    let Some(step) = &fused.quantize else {
         let odd = !columns.is_multiple_of(VECTOR);
         return odd.then(|| format!("gives rows of multiples of {VECTOR}, not {columns}"));
     };
@@ -158,24 +158,24 @@ pub(crate) fn reject(
 /// Arguments after the operands, in the order of `FUSED_ARGUMENTS`.
 pub(crate) fn arguments(
     call: &CallView<'_>,
-    parts: &Parts<'_>,
+    fused: &FusedGemm<'_>,
     device: &mut Device<'_>,
     bias: DevicePtr,
     sizes: GemmSizes,
 ) -> Result<Vec<Argument>, KernelError> {
     let none = Argument::Pointer(DevicePtr(0));
-    let Some(activation) = parts.activation_code() else {
+    let Some(activation) = fused.activation_code() else {
         return Err(call.refuse("expected gelu or its backward behind the GEMM"));
     };
     let output = |at: Option<usize>| at.map_or(none, |position| call.output(position).argument());
-    let forward = match parts.core_inputs < call.call.input_count {
-        true => call.input(parts.core_inputs).argument(),
+    let forward = match fused.core_inputs < call.call.input_count {
+        true => call.input(fused.core_inputs).argument(),
         false => none,
     };
     let mut arguments =
-        vec![Argument::Pointer(bias), output(parts.core_at), forward, output(parts.activated_at)];
+        vec![Argument::Pointer(bias), output(fused.core_at), forward, output(fused.activated_at)];
     let extents = [sizes.m, sizes.n, sizes.k].map(|size| Argument::I32(size as i32));
-    let (targets, flags, counts) = match &parts.quantize {
+    let (targets, flags, counts) = match &fused.quantize {
         Some(step) => {
             let mx::Outputs { places, statistics } =
                 mx::outputs(call, step.quantize.axis, step.positions.start);

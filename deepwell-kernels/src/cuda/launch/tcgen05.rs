@@ -385,7 +385,8 @@ mod tests {
 
     #[test]
     fn shapes_fill_the_device() {
-        let (bf16, mx) = (TileShape::all(Operands::Bf16), TileShape::all(Operands::Mx));
+        let bf16 = TileShape::all(Operands::Bf16);
+        let mx = TileShape::all(Operands::Mx);
         for (shapes, gemm, expected) in [
             // A single tile: the smallest if K is short; in a pair each CTA reads half of b.
             (&mx, (1, 1, 16), "128x128"),

@@ -202,9 +202,13 @@ fn update(
 
 pub(super) fn prepare_coefficients(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::AdamWCoefficients(op) = op else { return Err(operands.unknown_kernel()) };
-    let (norm, schedule) = (operands.input::<f32>(0)?, operands.input::<f32>(1)?);
-    let (counters, coefficients) = (operands.target::<u64>(2)?, operands.target::<f32>(3)?);
-    let (beta1, beta2, eps) = (f64::from(op.beta1), f64::from(op.beta2), f64::from(op.eps));
+    let norm = operands.input::<f32>(0)?;
+    let schedule = operands.input::<f32>(1)?;
+    let counters = operands.target::<u64>(2)?;
+    let coefficients = operands.target::<f32>(3)?;
+    let beta1 = f64::from(op.beta1);
+    let beta2 = f64::from(op.beta2);
+    let eps = f64::from(op.eps);
     Ok(Box::new(move |arena| {
         let (grad_norm, schedule) = (norm.of(arena)[0], schedule.of(arena));
         let counters = counters.of(arena);
@@ -366,7 +370,8 @@ mod tests {
                 let clip = f64::from(scalars.clip_factor());
                 let m_size: Vec<f64> = (0..state.m.len())
                     .map(|i| {
-                        let (m, g) = (f64::from(old.m[i]), f64::from(grads[index][i]) * clip);
+                        let m = f64::from(old.m[i]);
+                        let g = f64::from(grads[index][i]) * clip;
                         (m.abs() + g.abs()) * 4.0 * 2f64.powi(-24) + 1e-45
                     })
                     .collect();

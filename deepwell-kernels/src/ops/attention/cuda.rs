@@ -172,7 +172,9 @@ pub(crate) fn reject_values(heads: &AttentionHeads) -> Option<String> {
 /// Reason for refusing heads or rows.
 pub(crate) fn reject_heads(heads: &AttentionHeads, lse: &[usize]) -> Option<String> {
     if kernel_of(heads).is_none() {
-        let (most, keys, values) = (WIDTHS[WIDTHS.len() - 1], heads.head_dim, heads.value_dim());
+        let most = WIDTHS[WIDTHS.len() - 1];
+        let keys = heads.head_dim;
+        let values = heads.value_dim();
         let got = if keys == values { format!("{keys}") } else { format!("{keys} and {values}") };
         return Some(format!(
             "takes heads of {UNIT} to {most} elements, to {WIDEST} where values have at most \

@@ -390,7 +390,9 @@ mod tests {
         // document.
         let lengths: [&[usize]; 2] = [&[4, 1, 3, 1], &[1, 3, 4, 1]];
         let tokens = packed.batch * packed.seq;
-        let (q, k, v) = (varied(4 * tokens, 1), varied(2 * tokens, 2), varied(3 * tokens, 3));
+        let q = varied(4 * tokens, 1);
+        let k = varied(2 * tokens, 2);
+        let v = varied(3 * tokens, 3);
         let (dout, sinks) = (varied(6 * tokens, 4), varied(2, 5));
         let got = forward(&packed, &q, &k, &v, &sinks);
         let gradients = backward(&packed, &dout, &q, &k, &v, &sinks);

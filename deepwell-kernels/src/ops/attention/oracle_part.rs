@@ -122,57 +122,63 @@ mod tests {
                 causal: true,
                 ..Shape::default()
             };
-            let own = Shape { seq: 2 * chunk, ..whole };
+            let chunk_shape = Shape { seq: 2 * chunk, ..whole };
             let widths = [6, 3, whole.value_dim(), 2 * whole.value_dim()];
             let inputs: Vec<Vec<f64>> =
                 (0..4).map(|at| varied(2 * seq * widths[at], at as u64)).collect();
             let [q, k, v, dout] = [0, 1, 2, 3].map(|at| inputs[at].as_slice());
             let expected = oracle::forward(&whole, q, k, v, &[]);
             let gradients = oracle::backward(&whole, dout, q, k, v, &[]);
-            let part = |place| Zigzag { place, ranks };
-            let of_place = |at: usize, place| rows(&inputs[at], widths[at], part(place), seq);
-            let near = |what: &str, got: &[f64], whole: &[f64], columns, place| {
-                let expected = rows(whole, columns, part(place), seq);
+            let part = |rank| Zigzag { place: rank, ranks };
+            let rows_of_rank = |at: usize, rank| rows(&inputs[at], widths[at], part(rank), seq);
+            let near = |what: &str, got: &[f64], whole: &[f64], columns, rank| {
+                let expected = rows(whole, columns, part(rank), seq);
                 assert_eq!(got.len(), expected.len());
                 for (got, expected) in got.iter().zip(&expected) {
-                    assert!((got - expected).abs() < 1e-12, "{what} of {place} among {ranks}");
+                    assert!((got - expected).abs() < 1e-12, "{what} of {rank} among {ranks}");
                 }
             };
             let mut of_keys = vec![(vec![], vec![]); ranks];
-            for place in 0..ranks {
+            for rank in 0..ranks {
                 let source = |step| match step {
                     0 => KeySource::Own,
-                    step if step <= place => KeySource::Earlier,
+                    step if step <= rank => KeySource::Earlier,
                     _ => KeySource::Later,
                 };
-                let owner = |step| (place + ranks - step) % ranks;
-                let q = of_place(0, place);
+                let owner = |step| (rank + ranks - step) % ranks;
+                let q = rows_of_rank(0, rank);
                 let parts: Vec<Forward> = (0..ranks)
                     .map(|step| {
                         let of = owner(step);
-                        forward((&own, source(step)), &q, &of_place(1, of), &of_place(2, of))
+                        forward(
+                            (&chunk_shape, source(step)),
+                            &q,
+                            &rows_of_rank(1, of),
+                            &rows_of_rank(2, of),
+                        )
                     })
                     .collect();
-                let merged = merge(&own, &parts);
-                near("out", &merged.out, &expected.out, widths[3], place);
-                let dout = of_place(3, place);
+                let merged = merge(&chunk_shape, &parts);
+                near("out", &merged.out, &expected.out, widths[3], rank);
+                let dout = rows_of_rank(3, rank);
                 let mut dq = vec![0.0; q.len()];
                 for step in 0..ranks {
                     let of = owner(step);
-                    let (k, v) = (of_place(1, of), of_place(2, of));
-                    let found = backward((&own, source(step)), &dout, [&q, &k, &v], &merged);
-                    dq.iter_mut().zip(&found.dq).for_each(|(sum, term)| *sum += term);
+                    let (k, v) = (rows_of_rank(1, of), rows_of_rank(2, of));
+                    let gradients_of_step =
+                        backward((&chunk_shape, source(step)), &dout, [&q, &k, &v], &merged);
+                    dq.iter_mut().zip(&gradients_of_step.dq).for_each(|(sum, term)| *sum += term);
                     let (dk, dv) = &mut of_keys[of];
                     dk.resize(k.len(), 0.0);
                     dv.resize(v.len(), 0.0);
-                    dk.iter_mut().zip(&found.dk).for_each(|(sum, term)| *sum += term);
-                    dv.iter_mut().zip(&found.dv).for_each(|(sum, term)| *sum += term);
+                    dk.iter_mut().zip(&gradients_of_step.dk).for_each(|(sum, term)| *sum += term);
+                    dv.iter_mut().zip(&gradients_of_step.dv).for_each(|(sum, term)| *sum += term);
                 }
-                near("dq", &dq, &gradients.dq, widths[0], place);
+                near("dq", &dq, &gradients.dq, widths[0], rank);
             }
-            for (place, (dk, dv)) in of_keys.iter().enumerate() {
-                near("dk", dk, &gradients.dk, widths[1], place);
-                near("dv", dv, &gradients.dv, widths[2], place);
+            for (rank, (dk, dv)) in of_keys.iter().enumerate() {
+                near("dk", dk, &gradients.dk, widths[1], rank);
+                near("dv", dv, &gradients.dv, widths[2], rank);
             }
         }
     }

@@ -169,8 +169,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let mut shapes = others.into_iter().chain([preferred]);
     let Some(shape) = shapes.find(|shape| Some(shape.tile()) == tile) else {
         let got = tile.map_or("none".to_string(), |tile| tile.to_string());
-        let known = preferred.tile();
-        return Err(call.refuse(format!("takes a tile such as {known}, not {got}; plan again")));
+        let accepted = preferred.tile();
+        return Err(call.refuse(format!("takes a tile such as {accepted}, not {got}; plan again")));
     };
     let (heads, kv_heads, batch) = (sizes.heads, sizes.kv_heads, lse.shape[0]);
     let lse_log2 = call.workspace().0;
@@ -185,7 +185,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.extend([sizes.seq, heads, sizes.head_dim].map(|size| Argument::U32(size as u32)));
     let tiles = sizes.seq.div_ceil(TILE_ROWS);
     let (key_heads, group) = (sizes.key_heads(), heads / kv_heads);
-    let (l2_bytes, sms) = (device.driver.properties().l2_bytes, device.sm_count() as usize);
+    let l2_bytes = device.driver.properties().l2_bytes;
+    let sms = device.sm_count() as usize;
     let ctas = (tiles * sizes.batch_heads) as u32;
     let rows = Device::launch(function, ctas, STATISTICS_THREADS, 0, arguments);
 

@@ -152,12 +152,14 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         let name = format!("sm90_attention_backward_ordered_{of}_d{width}");
         device.function("sm90_attention_backward_ordered", &name, shared)
     };
-    let (of_rows, of_keys, of_round) =
-        (function("rows", 0)?, function("keys", shared_bytes(shape))?, function("round", 0)?);
+    let of_rows = function("rows", 0)?;
+    let of_keys = function("keys", shared_bytes(shape))?;
+    let of_round = function("round", 0)?;
 
     let tiles = sizes.seq.div_ceil(TILE_ROWS);
     let (key_heads, group) = (sizes.key_heads(), heads / kv_heads);
-    let (l2_bytes, sms) = (device.driver.properties().l2_bytes, device.sm_count() as usize);
+    let l2_bytes = device.driver.properties().l2_bytes;
+    let sms = device.sm_count() as usize;
 
     let mut arguments = [&dout, &out, &lse].map(DeviceTensor::argument).to_vec();
     arguments.extend(statistics);

@@ -42,7 +42,8 @@ pub fn cast<S: Element, T: Element>(source: &[S], target: &mut [T]) {
 
 pub(super) fn prepare(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
     by_float!(operands, 0, Source => by_float!(operands, 1, Target => {
-        let (x, y) = (operands.input::<Source>(0)?, operands.target::<Target>(1)?);
+        let x = operands.input::<Source>(0)?;
+        let y = operands.target::<Target>(1)?;
         Ok(Box::new(move |arena| {
             cast(x.of(arena), y.of(arena));
             Ok(())

@@ -19,12 +19,12 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
         ));
     };
     let ranks = &operands.program.target.ranks;
-    let own = {
+    let backend_ranks = {
         let comm = comm.lock().unwrap_or_else(PoisonError::into_inner);
         (comm.rank(), comm.world_size())
     };
-    if own != (ranks.rank, ranks.world_size) {
-        let (rank, size) = own;
+    if backend_ranks != (ranks.rank, ranks.world_size) {
+        let (rank, size) = backend_ranks;
         return Err(operands.refused(format!(
             "the program is for rank {} of {}, the backend is rank {rank} of {size}",
             ranks.rank, ranks.world_size
@@ -52,7 +52,7 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
             let own = operands.bucket_bytes(0..inputs, None)?;
             let gaps = gaps(operands, own);
             if operands.adds() || own.bytes < whole || !gaps.is_empty() {
-                return scatter(operands, Bucket { own, whole, gaps }, comm, exchange);
+                return scatter(operands, Bucket { range: own, whole, gaps }, comm, exchange);
             }
             let bucket = operands.bucket_bytes(0..inputs, Some(whole))?;
             (Some(operands.input_range(bucket)?), Some(operands.target_bytes(slice)?))
@@ -109,7 +109,7 @@ fn gather_each(
 /// A bucket that may be shorter than the slices of all ranks.
 struct Bucket {
     /// Range in the arena.
-    own: ByteRange,
+    range: ByteRange,
     /// Total bytes of all ranks' slices.
     whole: usize,
     /// Gaps between tensors, relative to the bucket's start.
@@ -142,10 +142,11 @@ fn scatter(
     comm: SharedComm,
     exchange: Exchange,
 ) -> Result<Run, KernelError> {
-    let own = operands.output(0);
-    let (input, adds) = (operands.input_range(bucket.own)?, operands.adds());
+    let slice = operands.output(0);
+    let input = operands.input_range(bucket.range)?;
+    let adds = operands.adds();
     if !adds {
-        let output = operands.target_bytes(own)?;
+        let output = operands.target_bytes(slice)?;
         return Ok(Box::new(move |arena| {
             let filled = bucket.filled(input.of(arena));
             let mut comm = comm.lock().unwrap_or_else(PoisonError::into_inner);
@@ -153,7 +154,7 @@ fn scatter(
             scattered.map_err(|error| error.to_string())
         }));
     }
-    let output = operands.target::<f32>(own)?;
+    let output = operands.target::<f32>(slice)?;
     Ok(Box::new(move |arena| {
         let filled = bucket.filled(input.of(arena));
         let output = output.of(arena);

@@ -97,8 +97,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let mut added = None;
     if call.accumulate() {
         // The sums go to the rank's own slice of the bucket, whose content has been sent by then.
-        let place = exchange.group.position_of(ranks.rank).unwrap_or_default();
-        let sums = input.offset(place * output_bytes);
+        let position = exchange.group.position_of(ranks.rank).unwrap_or_default();
+        let sums = input.offset(position * output_bytes);
         added = Some(add(call.output(0), sums, call, device)?);
         output = sums;
     }
@@ -116,15 +116,15 @@ fn gather_each(
 ) -> Result<Vec<Step>, KernelError> {
     let ranks = &call.program.target.ranks;
     let gather = |index: usize| {
-        let (slice, whole) = (call.input(index), call.output(index));
+        let (slice, gathered) = (call.input(index), call.output(index));
         let exchange = crate::Exchange::of(op, ranks, slice.dtype)
             .map_err(|error| call.refuse(error.to_string()))?;
         let exchange = DeviceExchange {
             exchange,
             input: slice.pointer,
             input_bytes: slice.bytes(),
-            output: whole.pointer,
-            output_bytes: whole.bytes(),
+            output: gathered.pointer,
+            output_bytes: gathered.bytes(),
         };
         let step = device.exchange(&exchange, (ranks.rank, ranks.world_size));
         step.map_err(|error| call.refuse(error.to_string()))

@@ -10,9 +10,9 @@ use deepwell_ir::ops::{CollectiveKind, Reduction};
 /// If slices are not whole, or a place is not in the group.
 pub fn exchange(kind: &CollectiveKind, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let ranks = inputs.len();
-    let slice = |whole: &[f64], place: usize| {
+    let slice = |whole: &[f64], position: usize| {
         let elements = whole.len() / ranks;
-        whole[place * elements..(place + 1) * elements].to_vec()
+        whole[position * elements..(position + 1) * elements].to_vec()
     };
     let of_each = |make: &dyn Fn(usize) -> Vec<f64>| (0..ranks).map(make).collect();
     match *kind {
@@ -22,16 +22,16 @@ pub fn exchange(kind: &CollectiveKind, inputs: &[Vec<f64>]) -> Vec<Vec<f64>> {
         }
         CollectiveKind::ReduceScatter { reduction } => {
             let whole = reduce(reduction, inputs);
-            of_each(&|place| slice(&whole, place))
+            of_each(&|position| slice(&whole, position))
         }
         CollectiveKind::AllGather => of_each(&|_| inputs.concat()),
         CollectiveKind::AllToAll => {
-            of_each(&|place| inputs.iter().flat_map(|input| slice(input, place)).collect())
+            of_each(&|position| inputs.iter().flat_map(|input| slice(input, position)).collect())
         }
         CollectiveKind::Broadcast { root } => of_each(&|_| inputs[root as usize].clone()),
         CollectiveKind::Shift { by } => {
             let ranks = inputs.len();
-            of_each(&|place| inputs[(place + ranks - by as usize) % ranks].clone())
+            of_each(&|position| inputs[(position + ranks - by as usize) % ranks].clone())
         }
         CollectiveKind::Send { .. } | CollectiveKind::Recv { .. } => of_each(&|_| Vec::new()),
     }

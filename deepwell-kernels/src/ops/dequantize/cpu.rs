@@ -98,7 +98,9 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     by_float!(operands, target_index, E => {
         let target = operands.target::<E>(target_index)?;
         Ok(Box::new(move |arena| {
-            let (data, scales, target) = (data.of(arena), scales.of(arena), target.of(arena));
+            let data = data.of(arena);
+            let scales = scales.of(arena);
+            let target = target.of(arena);
             match (&tensor_scale, axis) {
                 (Some(scale), axis) => {
                     let planes = Planes { data, scales, tensor_scale: scale.of(arena)[0], k };
@@ -203,7 +205,8 @@ mod tests {
         let data: Vec<u8> = (0..=u8::MAX).collect();
         for scale in 0..=254u8 {
             let scales = vec![scale; scale_tiles::tiled_len(1, columns / BLOCK)];
-            let (mut narrow, mut wide) = (poisoned::<bf16>(columns), poisoned::<f32>(columns));
+            let mut narrow = poisoned::<bf16>(columns);
+            let mut wide = poisoned::<f32>(columns);
             dequantize_rows(&data, &scales, columns, &mut narrow);
             dequantize_rows(&data, &scales, columns, &mut wide);
             for (narrow, wide) in narrow.iter().zip(wide).filter(|(_, wide)| !wide.is_nan()) {

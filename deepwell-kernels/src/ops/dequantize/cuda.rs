@@ -31,7 +31,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Op::Dequantize(op) = &call.call.op else {
         return Err(call.refuse("expected a dequantization"));
     };
-    let (data, scales, target) = (call.input(0), call.input(1), call.output(0));
+    let data = call.input(0);
+    let scales = call.input(1);
+    let target = call.output(0);
     let &[rows, k] = data.shape.as_slice() else {
         return Err(call.refuse("expected a matrix"));
     };

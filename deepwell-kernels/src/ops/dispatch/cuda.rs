@@ -92,7 +92,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let [offsets, load, rows, pairs] = [0, 1, 2, 3].map(|index| call.output(index));
     let (ctas, run) = runs(chosen.elements());
     let number = |number: usize| Argument::U32(number as u32);
-    let (pair_count, experts, run) = (number(chosen.elements()), number(op.experts()), number(run));
+    let pair_count = number(chosen.elements());
+    let experts = number(op.experts());
+    let run = number(run);
     let here = op.here();
     let (first_here, end_here) = (number(here.start), number(here.end));
     let counts = Argument::Pointer(call.workspace().0);
@@ -119,7 +121,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         run,
         across,
     ];
-    let place = device.function("dispatch", "dispatch_place", 0)?;
+    let place_kernel = device.function("dispatch", "dispatch_place", 0)?;
     let of_place = vec![
         chosen.argument(),
         offsets.argument(),
@@ -136,7 +138,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let ctas = ctas as u32;
     Ok(vec![
         Device::launch(count, ctas, THREADS, tallies_bytes, of_count),
-        Device::launch(place, ctas, THREADS, tallies_bytes, of_place),
+        Device::launch(place_kernel, ctas, THREADS, tallies_bytes, of_place),
     ])
 }
 

@@ -58,7 +58,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let [rows, load, pairs, wanted] = [0, 1, 2, 3].map(|index| call.output(index));
     let (ctas, run) = runs(chosen.elements());
     let number = |number: usize| Argument::U32(number as u32);
-    let (pair_count, experts, run) = (number(chosen.elements()), number(op.experts), number(run));
+    let pair_count = number(chosen.elements());
+    let experts = number(op.experts);
+    let run = number(run);
     let workspace = call.workspace().0;
     let offsets = Argument::Pointer(workspace);
     let counts = Argument::Pointer(workspace.offset(offset_bytes(op.experts)));
@@ -84,7 +86,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         run,
         across,
     ];
-    let place = device.function("dispatch_to_ranks", "dispatch_place_to_ranks", 0)?;
+    let place_kernel = device.function("dispatch_to_ranks", "dispatch_place_to_ranks", 0)?;
     let of_place = vec![
         chosen.argument(),
         offsets,
@@ -104,7 +106,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let ctas = ctas as u32;
     let launches = [
         Device::launch(count, ctas, THREADS, tallies_bytes(op.experts), of_count),
-        Device::launch(place, ctas, THREADS, 0, of_place),
+        Device::launch(place_kernel, ctas, THREADS, 0, of_place),
     ];
     let fill = (wanted.elements() > 0).then_some(nowhere);
     Ok(fill.into_iter().chain(launches).collect())

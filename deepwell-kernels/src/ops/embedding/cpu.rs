@@ -132,7 +132,8 @@ pub(super) fn prepare_forward(operands: &Operands<'_>, _: &Op) -> Result<Run, Ke
     let &[vocab, width] = operands.shape(1) else { return Err(operands.unexpected(1, "a matrix")) };
     let tokens = operands.input::<i32>(0)?;
     by_float!(operands, 1, E => {
-        let (table, out) = (operands.input::<E>(1)?, operands.target::<E>(2)?);
+        let table = operands.input::<E>(1)?;
+        let out = operands.target::<E>(2)?;
         Ok(Box::new(move |arena| {
             embedding_forward(tokens.of(arena), table.of(arena), vocab, width, out.of(arena))
                 .map_err(|error| error.to_string())
@@ -145,7 +146,8 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, 
     let padding = op.padding;
     let &[vocab, width] = operands.shape(2) else { return Err(operands.unexpected(2, "a matrix")) };
     let accumulate = operands.adds();
-    let (tokens, dtable) = (operands.input::<i32>(0)?, operands.target::<f32>(2)?);
+    let tokens = operands.input::<i32>(0)?;
+    let dtable = operands.target::<f32>(2)?;
     by_float!(operands, 1, E => {
         let dout = operands.input::<E>(1)?;
         Ok(Box::new(move |arena| {

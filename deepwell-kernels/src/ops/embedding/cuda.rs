@@ -38,8 +38,8 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let (tokens, table, out) = (call.input(0), call.input(1), call.output(0));
-    let (own, columns) = (table.shape[0], table.shape[1]);
-    let slice = slice_of(&call.call.op, own);
+    let (table_rows, columns) = (table.shape[0], table.shape[1]);
+    let slice = slice_of(&call.call.op, table_rows);
     let (entry, width) = if columns.is_multiple_of(WIDTH) {
         ("embedding_16_bytes", columns / WIDTH)
     } else {

@@ -89,7 +89,8 @@ struct Scratch {
 
 impl Cut {
     fn new(tokens: usize, vocab: usize, columns: usize) -> Cut {
-        let (chunks, slices) = (tokens.div_ceil(CHUNK), columns.div_ceil(SLICE_COLUMNS));
+        let chunks = tokens.div_ceil(CHUNK);
+        let slices = columns.div_ceil(SLICE_COLUMNS);
         Cut { tokens, vocab, columns, chunks, slices }
     }
 
@@ -138,16 +139,18 @@ fn padding_of(op: &Op) -> i32 {
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
-    let (tokens, dout, dtable) = (call.input(0), call.input(1), call.output(0));
+    let tokens = call.input(0);
+    let dout = call.input(1);
+    let dtable = call.output(0);
     let cut = Cut::new(tokens.elements(), dtable.shape[0], dtable.shape[1]);
     let scratch = cut.scratch();
     let at = |offset: usize| Argument::Pointer(call.workspace().0.offset(offset));
     let mut steps = Vec::new();
     let rows = match &call.call.op {
         op @ Op::VocabParallelEmbeddingBackward(_) => {
-            let place = call.workspace().0.offset(scratch.bytes);
-            steps.push(slice_tokens(device, &tokens, slice_of(op, cut.vocab), place)?);
-            Argument::Pointer(place)
+            let slice_tokens_at = call.workspace().0.offset(scratch.bytes);
+            steps.push(slice_tokens(device, &tokens, slice_of(op, cut.vocab), slice_tokens_at)?);
+            Argument::Pointer(slice_tokens_at)
         }
         _ => tokens.argument(),
     };

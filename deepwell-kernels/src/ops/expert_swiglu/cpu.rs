@@ -179,7 +179,8 @@ fn backward<E: Element>(
         let (((dout, gate), up), (dgate, dup)) = (inputs, outputs);
         for (row, (&pair, dot)) in pairs.iter().zip(dots).enumerate() {
             let range = row * columns..(row + 1) * columns;
-            let (dgate, dup) = (&mut dgate[range.clone()], &mut dup[range.clone()]);
+            let dgate = &mut dgate[range.clone()];
+            let dup = &mut dup[range.clone()];
             let Ok(pair) = usize::try_from(pair) else {
                 dgate.fill(E::from_f32(0.0));
                 dup.fill(E::from_f32(0.0));
@@ -232,11 +233,14 @@ pub(super) fn prepare_forward(operands: &Operands<'_>, op: &Op) -> Result<Run, K
     let activation = op.activation;
     by_float!(operands, 0, E => {
         let (gate, up) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
-        let (gates, pairs) = (operands.input::<f32>(2)?, operands.input::<i32>(4)?);
+        let gates = operands.input::<f32>(2)?;
+        let pairs = operands.input::<i32>(4)?;
         let out = operands.target::<E>(5)?;
         Ok(Box::new(move |arena| {
             let (gates, pairs) = (gates.of(arena), pairs.of(arena));
-            let (gate, up, out) = (gate.of(arena), up.of(arena), out.of(arena));
+            let gate = gate.of(arena);
+            let up = up.of(arena);
+            let out = out.of(arena);
             expert_swiglu_forward(activation, gate, up, gates, pairs, out);
             Ok(())
         }))
@@ -250,8 +254,10 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, 
     by_float!(operands, 0, E => {
         let dout = operands.input::<E>(0)?;
         let (gate, up) = (operands.input::<E>(1)?, operands.input::<E>(2)?);
-        let (gates, pairs) = (operands.input::<f32>(3)?, operands.input::<i32>(5)?);
-        let (dgate, dup) = (operands.target::<E>(6)?, operands.target::<E>(7)?);
+        let gates = operands.input::<f32>(3)?;
+        let pairs = operands.input::<i32>(5)?;
+        let dgate = operands.target::<E>(6)?;
+        let dup = operands.target::<E>(7)?;
         let dgates = operands.target::<f32>(8)?;
         Ok(Box::new(move |arena| {
             expert_swiglu_backward(
@@ -332,8 +338,10 @@ mod tests {
             }
         }
         for_thread_counts(|| {
-            let (mut own_dgate, mut own_dup) = (poisoned::<E>(gate.len()), poisoned(gate.len()));
-            let (mut own_dgates, mut dots) = (poisoned::<f32>(count), poisoned::<f32>(rows));
+            let mut own_dgate = poisoned::<E>(gate.len());
+            let mut own_dup = poisoned(gate.len());
+            let mut own_dgates = poisoned::<f32>(count);
+            let mut dots = poisoned::<f32>(rows);
             expert_swiglu_backward(
                 activation,
                 [&dout, &gate, &up],

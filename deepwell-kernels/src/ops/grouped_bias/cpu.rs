@@ -64,7 +64,8 @@ pub fn grouped_bias_forward<E: Element>(
                 };
                 // The last group that begins at or before the row, which skips empty groups.
                 let group = offsets.partition_point(|&offset| offset as usize <= row) - 1;
-                let (bias, gate) = (&bias[group * columns..][..columns], grouping.gate(pair));
+                let bias = &bias[group * columns..][..columns];
+                let gate = grouping.gate(pair);
                 vectorized(
                     #[inline(always)]
                     || {
@@ -148,8 +149,10 @@ pub(super) fn prepare_forward(operands: &Operands<'_>, op: &Op) -> Result<Run, K
     let (gated, columns) = (op.gated, operands.shape(0)[1]);
     by_float!(operands, 0, E => {
         let (x, bias) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
-        let (offsets, gates) = (operands.input::<i32>(2)?, operands.input::<f32>(3)?);
-        let (pairs, out) = (operands.input::<i32>(5)?, operands.target::<E>(6)?);
+        let offsets = operands.input::<i32>(2)?;
+        let gates = operands.input::<f32>(3)?;
+        let pairs = operands.input::<i32>(5)?;
+        let out = operands.target::<E>(6)?;
         Ok(Box::new(move |arena| {
             let gates = gated.then(|| gates.of(arena));
             let grouping = Grouping { offsets: offsets.of(arena), pairs: pairs.of(arena), gates };
@@ -165,8 +168,10 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, 
     let adds = operands.adds();
     by_float!(operands, 0, E => {
         let (dout, bias) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
-        let (offsets, gates) = (operands.input::<i32>(2)?, operands.input::<f32>(3)?);
-        let (rows, pairs) = (operands.input::<i32>(4)?, operands.input::<i32>(5)?);
+        let offsets = operands.input::<i32>(2)?;
+        let gates = operands.input::<f32>(3)?;
+        let rows = operands.input::<i32>(4)?;
+        let pairs = operands.input::<i32>(5)?;
         let dbias = operands.target::<f32>(6)?;
         let dgates = gated.then(|| operands.target::<f32>(7)).transpose()?;
         Ok(Box::new(move |arena| {

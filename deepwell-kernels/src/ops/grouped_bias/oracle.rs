@@ -58,7 +58,8 @@ mod tests {
         // Five tokens with two choices; a capacity of 3 drops pairs, and no token chooses expert 3.
         let chosen = [0, 2, 0, 1, 2, 0, 0, 2, 2, 0];
         let maps = grouping::forward(&chosen, experts, 4, 3, 20);
-        let (x, bias) = (varied(20 * columns, 1), varied(experts * columns, 2));
+        let x = varied(20 * columns, 1);
+        let bias = varied(experts * columns, 2);
         let mut gates = varied(chosen.len(), 3);
         // The gradient does not divide by a gate: a gate of zero has a gradient like any other.
         gates[4] = 0.0;

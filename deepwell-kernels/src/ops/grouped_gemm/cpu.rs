@@ -243,7 +243,8 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     let target = GemmTarget::new(operands, operands.output(0))?;
     let workspace = operands.workspace::<u8>()?;
     Ok(Box::new(move |arena| {
-        let (matrices, mut out) = ([a.of(arena), b.of(arena)], target.output(arena));
+        let matrices = [a.of(arena), b.of(arena)];
+        let mut out = target.output(arena);
         let offsets = offsets.of(arena);
         grouped_gemm(tier, kind, sizes, matrices, offsets, &mut out, workspace.of(arena))
     }))

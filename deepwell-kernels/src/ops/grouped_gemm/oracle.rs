@@ -61,7 +61,8 @@ mod tests {
         for offsets in [vec![0, 2, 2, 5], vec![0, 0, 4, 4], vec![0, 1, 2, 3]] {
             // One row after the groups.
             let rows = offsets[3] as usize + 1;
-            let (x, w) = (varied(rows * inputs, 1), varied(3 * inputs * outputs, 2));
+            let x = varied(rows * inputs, 1);
+            let w = varied(3 * inputs * outputs, 2);
             let dy = varied(rows * outputs, 3);
             let dx = data_gradient(&dy, &w, &offsets, inputs, outputs);
             let dw = weight_gradient(&dy, &x, &offsets, inputs, outputs);

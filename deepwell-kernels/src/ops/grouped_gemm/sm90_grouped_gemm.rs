@@ -104,7 +104,8 @@ impl Sizes {
 /// Boxes of a warp's part of a tile of the FP32 matrices `[groups, rows, columns]`.
 fn result_boxes(out: &DeviceTensor) -> TensorMapSpec {
     let [groups, rows, columns] = [0, 1, 2].map(|axis| out.shape[axis]);
-    let (row_bytes, part_bytes) = (columns * size_of::<f32>(), COPIED_COLUMNS * size_of::<f32>());
+    let row_bytes = columns * size_of::<f32>();
+    let part_bytes = COPIED_COLUMNS * size_of::<f32>();
     let bytes = [row_bytes, part_bytes, rows * row_bytes];
     let parts = TILE_COLUMNS / COPIED_COLUMNS;
     TensorMapSpec {

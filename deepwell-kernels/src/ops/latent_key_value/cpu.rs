@@ -126,7 +126,8 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, 
     let shape = shape_of(&op.forward);
     by_float!(operands, 0, E => {
         let (dk, dv) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
-        let (dkv, dk_rope) = (operands.target::<E>(2)?, operands.target::<E>(3)?);
+        let dkv = operands.target::<E>(2)?;
+        let dk_rope = operands.target::<E>(3)?;
         Ok(Box::new(move |arena| {
             let (dkv, dk_rope) = (dkv.of(arena), dk_rope.of(arena));
             latent_key_value_backward(&shape, dk.of(arena), dv.of(arena), dkv, dk_rope);
@@ -162,7 +163,8 @@ mod tests {
         let sizes: Vec<f64> = to_f64(&dk).iter().map(|dk| dk.abs()).collect();
         let sizes = oracle::backward(shape, &sizes, &to_f64(&dv)).1;
         for_thread_counts(|| {
-            let (mut dkv, mut dk_rope) = (poisoned::<E>(of_kv), poisoned::<E>(of_rope));
+            let mut dkv = poisoned::<E>(of_kv);
+            let mut dk_rope = poisoned::<E>(of_rope);
             latent_key_value_backward(shape, &dk, &dv, &mut dkv, &mut dk_rope);
             assert_eq!(to_f64(&dkv), expected.0);
             // One addition per head, rounded by 2^-24 of the sum of magnitudes, then one rounding

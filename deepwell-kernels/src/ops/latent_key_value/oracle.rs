@@ -68,7 +68,8 @@ mod tests {
     fn backward_agrees_with_finite_differences() {
         let shape = Shape { heads: 3, plain_dim: 2, rope_dim: 4, value_dim: 5 };
         let tokens = 3;
-        let (kv, k_rope) = (varied(tokens * shape.source_columns(), 1), varied(tokens * 4, 2));
+        let kv = varied(tokens * shape.source_columns(), 1);
+        let k_rope = varied(tokens * 4, 2);
         let dk = varied(tokens * shape.key_columns(), 3);
         let dv = varied(tokens * shape.heads * shape.value_dim, 4);
         let (dkv, dk_rope) = backward(&shape, &dk, &dv);

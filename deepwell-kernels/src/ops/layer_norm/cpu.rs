@@ -324,7 +324,8 @@ pub(super) fn prepare_forward(operands: &Operands<'_>, op: &Op) -> Result<Run, K
     by_float!(operands, 0, E => {
         let (x, weight) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
         let (bias, y) = (operands.input::<E>(2)?, operands.target::<E>(3)?);
-        let (mean, rstd) = (operands.target::<f32>(4)?, operands.target::<f32>(5)?);
+        let mean = operands.target::<f32>(4)?;
+        let rstd = operands.target::<f32>(5)?;
         Ok(Box::new(move |arena| {
             layer_norm_forward(
                 x.of(arena),
@@ -345,9 +346,11 @@ pub(super) fn prepare_add(operands: &Operands<'_>, op: &Op) -> Result<Run, Kerne
     let eps = op.eps;
     by_float!(operands, 0, E => {
         let (x, delta) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
-        let (weight, bias) = (operands.input::<E>(2)?, operands.input::<E>(3)?);
+        let weight = operands.input::<E>(2)?;
+        let bias = operands.input::<E>(3)?;
         let (sum, y) = (operands.target::<E>(4)?, operands.target::<E>(5)?);
-        let (mean, rstd) = (operands.target::<f32>(6)?, operands.target::<f32>(7)?);
+        let mean = operands.target::<f32>(6)?;
+        let rstd = operands.target::<f32>(7)?;
         Ok(Box::new(move |arena| {
             add_layer_norm_forward(
                 x.of(arena),
@@ -372,7 +375,8 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, 
     by_float!(operands, 0, E => {
         let (dy, x) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
         let weight = operands.input::<E>(2)?;
-        let (mean, rstd) = (operands.input::<f32>(3)?, operands.input::<f32>(4)?);
+        let mean = operands.input::<f32>(3)?;
+        let rstd = operands.input::<f32>(4)?;
         let dresidual = if residual { Some(operands.input::<E>(5)?) } else { None };
         let dx = operands.target::<E>(operands.output(0))?;
         let dweight = operands.target::<f32>(operands.output(1))?;

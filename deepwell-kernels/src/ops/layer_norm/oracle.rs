@@ -42,7 +42,8 @@ pub fn forward(x: &[f64], weight: &[f64], bias: &[f64], eps: f64) -> Forward {
 /// The gradients for `dy` `[rows, hidden]`, from `mean` and `rstd` of the forward.
 pub fn backward(dy: &[f64], x: &[f64], weight: &[f64], mean: &[f64], rstd: &[f64]) -> Backward {
     let hidden = weight.len();
-    let (mut dx, mut dweight) = (Vec::with_capacity(x.len()), vec![0.0; hidden]);
+    let mut dx = Vec::with_capacity(x.len());
+    let mut dweight = vec![0.0; hidden];
     let mut dbias = vec![0.0; hidden];
     let rows = x.chunks_exact(hidden).zip(dy.chunks_exact(hidden)).zip(mean.iter().zip(rstd));
     for ((x, dy), (&mean, &r)) in rows {

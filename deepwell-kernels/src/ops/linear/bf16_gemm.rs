@@ -65,7 +65,9 @@ fn kernel(op: &Op, sizes: LinearSizes) -> (&'static str, usize, usize) {
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let op = &call.call.op;
-    let (first, second, result) = (call.input(0), call.input(1), call.output(0));
+    let first = call.input(0);
+    let second = call.input(1);
+    let result = call.output(0);
     let sizes = LinearSizes::new(op, &first.shape, &second.shape);
     let (name, rows, columns) = kernel(op, sizes);
     let function = device.function("bf16_gemm", name, SHARED_BYTES)?;

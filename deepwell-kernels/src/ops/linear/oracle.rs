@@ -95,7 +95,8 @@ mod tests {
     fn gradients_agree_with_finite_differences() {
         // Sums shorter and longer than one step, more rows and outputs than one task.
         for (rows, inputs, outputs) in [(1, 1, 1), (4, 3, 5), (2, 7, 2), (37, 9, 3), (3, 17, 35)] {
-            let (x, w) = (varied(rows * inputs, 1), varied(outputs * inputs, 2));
+            let x = varied(rows * inputs, 1);
+            let w = varied(outputs * inputs, 2);
             let (bias, dy) = (varied(outputs, 3), varied(rows * outputs, 4));
             let dx = data_gradient(&dy, &w, inputs);
             let dw = weight_gradient(&dy, &x, outputs, inputs);

@@ -5,7 +5,7 @@ use deepwell_ir::{KernelRequest, Op, Target};
 use super::sm100_bf16_gemm::{ARCHITECTURES, Form, operand_maps, reject as reject_gemm};
 use crate::KernelError;
 use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::fused_gemm::{self, BF16_OPS, Parts};
+use crate::cuda::launch::fused_gemm::{self, BF16_OPS, FusedGemm};
 use crate::cuda::launch::gemm::LinearSizes;
 use crate::cuda::launch::tcgen05::{GemmSizes, Operands, TileShape};
 use crate::cuda::prepare::{CallView, Device, Step};
@@ -35,24 +35,25 @@ fn sizes_of(request: &KernelRequest<'_>) -> GemmSizes {
 }
 
 fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
-    let cost = Parts::of(request.op, request.input_count).map(|parts| parts.cost());
+    let cost = FusedGemm::of(request.op, request.input_count).map(|fused| fused.cost());
     let shapes = TileShape::alone(Operands::Bf16);
     TileShape::select(shapes, sizes_of(request), cost.unwrap_or_default(), target)
 }
 
 fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
-    let cost = Parts::of(request.op, request.input_count).map(|parts| parts.cost());
-    let (shapes, sizes) = (TileShape::alone(Operands::Bf16), sizes_of(request));
+    let cost = FusedGemm::of(request.op, request.input_count).map(|fused| fused.cost());
+    let shapes = TileShape::alone(Operands::Bf16);
+    let sizes = sizes_of(request);
     TileShape::predicted_s(shapes, sizes, cost.unwrap_or_default(), request, target)
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
-    let Some(parts) = Parts::of(&call.call.op, call.call.input_count) else {
+    let Some(fused) = FusedGemm::of(&call.call.op, call.call.input_count) else {
         return Err(call.refuse("expected a GEMM and what follows it"));
     };
     let (a, b) = (call.input(0), call.input(1));
-    let form = Form::new(parts.core, LinearSizes::new(parts.core, &a.shape, &b.shape));
-    let bias = match parts.core {
+    let form = Form::new(fused.core, LinearSizes::new(fused.core, &a.shape, &b.shape));
+    let bias = match fused.core {
         Op::Linear(linear) if linear.bias => call.input(2).pointer,
         _ => DevicePtr(0),
     };
@@ -62,6 +63,6 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let function = device.function("sm100_bf16_gemm_fused", &name, shape.shared_bytes())?;
     let mut arguments =
         operand_maps(&form, shape, &a, &b, device)?.map(Argument::TensorMap).to_vec();
-    arguments.extend(fused_gemm::arguments(call, &parts, device, bias, form.sizes)?);
+    arguments.extend(fused_gemm::arguments(call, &fused, device, bias, form.sizes)?);
     Ok(vec![shape.launch(function, form.sizes, sm_count, arguments)])
 }

@@ -212,9 +212,9 @@ impl Gemm {
     ) -> Result<Vec<Step>, KernelError> {
         let tile = call.call.choice.tile;
         let Some(shape) = SHAPES.into_iter().find(|shape| Some(shape.tile()) == tile) else {
-            let known = SHAPES.map(|shape| shape.tile().to_string()).join(", ");
+            let tiles = SHAPES.map(|shape| shape.tile().to_string()).join(", ");
             let got = tile.map_or("none".to_string(), |tile| tile.to_string());
-            return Err(call.refuse(format!("takes a tile of {known}, not {got}; plan again")));
+            return Err(call.refuse(format!("takes a tile of {tiles}, not {got}; plan again")));
         };
         let sizes = self.sizes;
         let parts = parts_of(sizes, self.workspace.1);
@@ -343,7 +343,8 @@ mod tests {
     fn no_part_is_empty() {
         for k in [8, 64, 1000, 1024, 1088, 4096 + 8, 16384] {
             for parts in counts(k) {
-                let (stages, each) = (k.div_ceil(STAGE_K), part_stages(k, parts));
+                let stages = k.div_ceil(STAGE_K);
+                let each = part_stages(k, parts);
                 assert!(each * (parts - 1) < stages && each * parts >= stages, "{k} {parts}");
             }
         }

@@ -191,7 +191,8 @@ pub fn linear_cross_entropy_on<E: Element>(
     accumulate: bool,
     workspace: &mut [u8],
 ) -> Result<(), CrossEntropyError> {
-    let (tokens, vocab) = (targets.len(), w.len().checked_div(hidden).unwrap_or(0));
+    let tokens = targets.len();
+    let vocab = w.len().checked_div(hidden).unwrap_or(0);
     if vocab == 0 {
         return Err(CrossEntropyError::Empty { vocab, hidden });
     }
@@ -350,7 +351,8 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     let accumulate = operands.adds();
     let hidden = operands.shape(0)[1];
     let workspace = operands.workspace::<u8>()?;
-    let (targets, loss_scale) = (operands.input::<i32>(2)?, operands.input::<f32>(3)?);
+    let targets = operands.input::<i32>(2)?;
+    let loss_scale = operands.input::<f32>(3)?;
     let loss = operands.target::<f32>(4)?;
     by_float!(operands, 0, E => {
         let (x, w) = (operands.input::<E>(0)?, operands.input::<E>(1)?);

@@ -255,8 +255,9 @@ impl HeadGemms {
         device: &mut Device<'_>,
         chunk: Chunk,
     ) -> Result<Step, KernelError> {
-        let (x, w, out) =
-            (self.rows_of(&self.x, chunk), self.by_vocab(&self.w), self.logits(chunk));
+        let x = self.rows_of(&self.x, chunk);
+        let w = self.by_vocab(&self.w);
+        let out = self.logits(chunk);
         match self.gemms {
             Gemms::Library => self.library_gemm(device, (x, false), (w, true), out, false),
             Gemms::Own => self.own_gemm(device, "cross_entropy_logits", (x, w), out, chunk, None),

@@ -80,7 +80,8 @@ mod tests {
             (2, 7, vec![6, 6]),
             (2, 3, vec![IGNORED]),
         ] {
-            let (x, w) = (varied(targets.len() * hidden, 1), varied(vocab * hidden, 2));
+            let x = varied(targets.len() * hidden, 1);
+            let w = varied(vocab * hidden, 2);
             let gradients = backward(&x, &w, &targets, hidden, 1.3);
             check("dx", &x, &gradients.dx, |x| forward(x, &w, &targets, hidden, 1.3));
             check("dw", &w, &gradients.dw, |w| forward(&x, w, &targets, hidden, 1.3));

@@ -127,7 +127,8 @@ pub(super) fn prepare_add_unpermute(operands: &Operands<'_>, _: &Op) -> Result<R
     let (top_k, columns) = (operands.shape(2)[1], operands.shape(0)[1]);
     by_float!(operands, 0, E => {
         let (y, z) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
-        let (rows, out) = (operands.input::<i32>(2)?, operands.target::<E>(4)?);
+        let rows = operands.input::<i32>(2)?;
+        let out = operands.target::<E>(4)?;
         Ok(Box::new(move |arena| {
             let of_sum = (y.of(arena), z.of(arena));
             add_unpermute(of_sum, rows.of(arena), top_k, columns, out.of(arena));

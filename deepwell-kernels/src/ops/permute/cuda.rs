@@ -87,7 +87,9 @@ fn prepare_unpermute(
     matrices: usize,
 ) -> Result<Vec<Step>, KernelError> {
     let out = call.output(0);
-    let (rows, columns, top_k) = (out.shape[0], out.shape[1], call.input(matrices).shape[1]);
+    let rows = out.shape[0];
+    let columns = out.shape[1];
+    let top_k = call.input(matrices).shape[1];
     let mut arguments: Vec<Argument> =
         (0..=matrices).map(|index| call.input(index).argument()).collect();
     arguments.push(out.argument());

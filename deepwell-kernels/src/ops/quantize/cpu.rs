@@ -34,7 +34,8 @@ impl PlanesOut {
             3 => Some(operands.target(first + 2)?),
             _ => None,
         };
-        let (data, scales) = (operands.target(first)?, operands.target(first + 1)?);
+        let data = operands.target(first)?;
+        let scales = operands.target(first + 1)?;
         Ok(PlanesOut { data, scales, tensor_scale, axis })
     }
 }

@@ -264,7 +264,8 @@ pub(crate) fn prepare_forward(operands: &Operands<'_>, op: &Op) -> Result<Run, K
     };
     by_float!(operands, 0, E => {
         let (x, weight) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
-        let (y, rstd) = (operands.target::<E>(2)?, operands.target::<f32>(3)?);
+        let y = operands.target::<E>(2)?;
+        let rstd = operands.target::<f32>(3)?;
         Ok(Box::new(move |arena| {
             let (x, weight) = (x.of(arena), weight.of(arena));
             rms_norm_forward(x, weight, eps as f32, y.of(arena), rstd.of(arena));
@@ -302,7 +303,8 @@ pub(crate) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, 
     let workspace = operands.workspace::<f32>()?;
     by_float!(operands, 0, E => {
         let (dy, x) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
-        let (weight, rstd) = (operands.input::<E>(2)?, operands.input::<f32>(3)?);
+        let weight = operands.input::<E>(2)?;
+        let rstd = operands.input::<f32>(3)?;
         let dresidual = if residual { Some(operands.input::<E>(4)?) } else { None };
         let dx = operands.target::<E>(operands.output(0))?;
         let dweight = operands.target::<f32>(operands.output(1))?;

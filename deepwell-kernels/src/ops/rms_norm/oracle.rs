@@ -34,7 +34,8 @@ pub fn forward(x: &[f64], weight: &[f64], eps: f64) -> Forward {
 /// The gradients for `dy` `[rows, hidden]`, from the `rstd` of the forward.
 pub fn backward(dy: &[f64], x: &[f64], weight: &[f64], rstd: &[f64]) -> Backward {
     let hidden = weight.len();
-    let (mut dx, mut dweight) = (Vec::with_capacity(x.len()), vec![0.0; hidden]);
+    let mut dx = Vec::with_capacity(x.len());
+    let mut dweight = vec![0.0; hidden];
     let rows = x.chunks_exact(hidden).zip(dy.chunks_exact(hidden)).zip(rstd);
     for ((x, dy), &r) in rows {
         // y_j = w_j x_j r and dr/dx_i = -r^3 x_i / hidden.

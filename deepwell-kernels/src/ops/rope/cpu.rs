@@ -161,7 +161,9 @@ fn rotate<E: Element, const BACK: bool>(
 ) {
     assert_eq!(x.len(), y.len(), "input and output differ in length");
     let row = row_elements(x.len(), shape, cos, sin);
-    let (head_dim, plain_dim, half) = (shape.head_dim, shape.plain_dim, shape.pairs());
+    let head_dim = shape.head_dim;
+    let plain_dim = shape.plain_dim;
+    let half = shape.pairs();
     let chunk = chunk_elements(row);
     y.par_chunks_mut(chunk).zip(x.par_chunks(chunk)).enumerate().for_each(|(index, (y, x))| {
         vectorized(
@@ -365,8 +367,9 @@ mod tests {
     /// Rows of a part of the sequence are rotated as in the whole sequence.
     #[test]
     fn parts_turn_as_in_the_whole() {
-        let (seq, ranks, shape) =
-            (24, 3, RopeShape { heads: 2, head_dim: 6, ..Default::default() });
+        let seq = 24;
+        let ranks = 3;
+        let shape = RopeShape { heads: 2, head_dim: 6, ..Default::default() };
         let inv_freq = inv_freq(6, 10.0);
         let x: Vec<f32> = Random::new(9).normals(2 * seq * 12);
         let turned = |x: &[f32], seq: usize, position: &dyn Fn(usize) -> usize| {

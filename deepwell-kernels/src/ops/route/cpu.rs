@@ -44,14 +44,20 @@ pub fn route_forward<E: Element>(
         .zip(gates.par_chunks_mut(TOKENS_PER_CHUNK * top_k))
         .zip(chosen.par_chunks_mut(TOKENS_PER_CHUNK * top_k))
         .for_each_with(router, |router, ((logits, gates), chosen)| {
-            let (mut row, mut own) = (vec![0f64; experts], vec![0; top_k]);
-            let mut own_gates = vec![0.0; top_k];
+            let (mut row, mut row_chosen) = (vec![0f64; experts], vec![0; top_k]);
+            let mut row_gates = vec![0.0; top_k];
             let rows = logits.chunks_exact(experts).zip(gates.chunks_exact_mut(top_k));
             for ((logits, gates), chosen) in rows.zip(chosen.chunks_exact_mut(top_k)) {
                 row.iter_mut().zip(logits).for_each(|(x, logit)| *x = logit.to_f32().into());
-                router.choose(&row, &mut own, &mut own_gates);
-                gates.iter_mut().zip(&own_gates).for_each(|(gate, &own)| *gate = own as f32);
-                chosen.iter_mut().zip(&own).for_each(|(expert, &own)| *expert = own as i32);
+                router.choose(&row, &mut row_chosen, &mut row_gates);
+                gates
+                    .iter_mut()
+                    .zip(&row_gates)
+                    .for_each(|(gate, &row_chosen)| *gate = row_chosen as f32);
+                chosen
+                    .iter_mut()
+                    .zip(&row_chosen)
+                    .for_each(|(expert, &row_chosen)| *expert = row_chosen as i32);
             }
         });
     Ok(())
@@ -113,7 +119,8 @@ pub(super) fn prepare_forward(operands: &Operands<'_>, op: &Op) -> Result<Run, K
     by_float!(operands, 0, E => {
         let logits = operands.input::<E>(0)?;
         let bias = op.selection_bias.then(|| operands.input::<E>(1)).transpose()?;
-        let (gates, chosen) = (operands.target::<f32>(gates)?, operands.target::<i32>(chosen)?);
+        let gates = operands.target::<f32>(gates)?;
+        let chosen = operands.target::<i32>(chosen)?;
         Ok(Box::new(move |arena| {
             let bias = bias.as_ref().map(|bias| bias.of(arena));
             let (gates, chosen) = (gates.of(arena), chosen.of(arena));
@@ -129,10 +136,14 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, 
     };
     let settings = op.clone();
     by_float!(operands, 1, E => {
-        let (dgates, logits) = (operands.input::<f32>(0)?, operands.input::<E>(1)?);
-        let (chosen, dlogits) = (operands.input::<i32>(2)?, operands.target::<E>(3)?);
+        let dgates = operands.input::<f32>(0)?;
+        let logits = operands.input::<E>(1)?;
+        let chosen = operands.input::<i32>(2)?;
+        let dlogits = operands.target::<E>(3)?;
         Ok(Box::new(move |arena| {
-            let (dgates, logits, chosen) = (dgates.of(arena), logits.of(arena), chosen.of(arena));
+            let dgates = dgates.of(arena);
+            let logits = logits.of(arena);
+            let chosen = chosen.of(arena);
             route_backward(&settings, dgates, logits, chosen, dlogits.of(arena))
                 .map_err(|error| error.to_string())
         }))
@@ -173,9 +184,9 @@ mod tests {
         let chosen = &expected.experts;
         for_thread_counts(|| {
             let mut gates = poisoned::<f32>(tokens * top_k);
-            let mut own = vec![-1; tokens * top_k];
-            route_forward(settings, &logits, bias, &mut gates, &mut own).unwrap();
-            assert_eq!(own, *chosen);
+            let mut chosen_again = vec![-1; tokens * top_k];
+            route_forward(settings, &logits, bias, &mut gates, &mut chosen_again).unwrap();
+            assert_eq!(chosen_again, *chosen);
             // One rounding to f32.
             assert_close("gates", &gates, &expected.gates, 2f64.powi(-24), 1e-45);
             gates

@@ -63,7 +63,9 @@ mod tests {
                 groups: Some(RouteGroups { count: 3, chosen: 2 }),
                 selection_bias: true,
             };
-            let (logits, bias, dgates) = (varied(18, 1), varied(6, 2), varied(6, 3));
+            let logits = varied(18, 1);
+            let bias = varied(6, 2);
+            let dgates = varied(6, 3);
             let routing = forward(&settings, &logits, Some(&bias));
             let dlogits = backward(&settings, &dgates, &logits, &routing.experts);
             check("dlogits", &logits, &dlogits, |logits| {

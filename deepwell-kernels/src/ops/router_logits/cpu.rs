@@ -89,13 +89,18 @@ pub(super) fn prepare_forward(operands: &Operands<'_>, op: &Op) -> Result<Run, K
 pub(super) fn prepare_backward(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
     let sizes = sizes_of(operands.shape(1), operands.shape(2));
     let (dlogits, w) = (operands.input::<f32>(0)?, operands.input::<f32>(2)?);
-    let (dw, adds) = (operands.target::<f32>(operands.output(1))?, operands.adds());
+    let dw = operands.target::<f32>(operands.output(1))?;
+    let adds = operands.adds();
     let workspace = operands.workspace::<u8>()?;
     by_float!(operands, 1, E => {
-        let (x, dx) = (operands.input::<E>(1)?, operands.target::<E>(operands.output(0))?);
+        let x = operands.input::<E>(1)?;
+        let dx = operands.target::<E>(operands.output(0))?;
         Ok(Box::new(move |arena| {
-            let (dlogits, operands) = (dlogits.of(arena), (x.of(arena), w.of(arena)));
-            let (dx, dw, workspace) = (dx.of(arena), (dw.of(arena), adds), workspace.of(arena));
+            let dlogits = dlogits.of(arena);
+            let operands = (x.of(arena), w.of(arena));
+            let dx = dx.of(arena);
+            let dw = (dw.of(arena), adds);
+            let workspace = workspace.of(arena);
             router_logits_backward(sizes, dlogits, operands, dx, dw, workspace)
                 .map_err(|error| error.to_string())
         }))
@@ -105,7 +110,8 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, _: &Op) -> Result<Run, K
 /// Scratch bytes of the larger GEMM.
 pub(super) fn workspace_bytes(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {
     let is_backward = matches!(request.op, Op::RouterLogitsBackward(_));
-    let (x, w) = (&request.operands[usize::from(is_backward)], usize::from(is_backward) + 1);
+    let x = &request.operands[usize::from(is_backward)];
+    let w = usize::from(is_backward) + 1;
     let Sizes { tokens, experts, width } = sizes_of(&x.shape, &request.operands[w].shape);
     let kind = match x.dtype {
         deepwell_ir::DType::Bf16 => DataKind::Bf16,
@@ -136,7 +142,9 @@ mod tests {
             (random.normals(experts * width), random.normals(experts));
         let dlogits: Vec<f32> = random.normals(tokens * experts);
         let mut workspace = vec![0; 1 << 22];
-        let (wide_x, wide_w, wide_bias) = (to_f64(&x), to_f64(&w), to_f64(&bias));
+        let wide_x = to_f64(&x);
+        let wide_w = to_f64(&w);
+        let wide_bias = to_f64(&bias);
         let wide_dlogits = to_f64(&dlogits);
         let magnitudes = |values: &[f64]| values.iter().map(|x| x.abs()).collect::<Vec<_>>();
         // A sum of k terms in FP32, `(k + 2) 2^-24` of the sum of magnitudes, and the bias.
@@ -163,8 +171,8 @@ mod tests {
         let dw_allowed = allowed(of_dw, tokens);
         for_thread_counts(|| {
             let mut workspace = vec![0; 1 << 22];
-            let (mut own_dx, mut own_dw) =
-                (poisoned::<E>(tokens * width), poisoned(experts * width));
+            let mut own_dx = poisoned::<E>(tokens * width);
+            let mut own_dw = poisoned(experts * width);
             for accumulate in [false, true] {
                 let operands = (x.as_slice(), w.as_slice());
                 let of_dw = (own_dw.as_mut_slice(), accumulate);

@@ -56,8 +56,10 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
         _ => return Err(operands.unknown_kernel()),
     };
     let sizes = [operands.shape(0)[1], operands.shape(1)[1]];
-    let (logits, chosen) = (operands.input::<f32>(0)?, operands.input::<i32>(1)?);
-    let (targets, scale) = (operands.input::<i32>(2)?, operands.input::<f32>(3)?);
+    let logits = operands.input::<f32>(0)?;
+    let chosen = operands.input::<i32>(1)?;
+    let targets = operands.input::<i32>(2)?;
+    let scale = operands.input::<f32>(3)?;
     let (loss, adds) = (operands.target::<f32>(4)?, operands.adds());
     let dlogits = with_gradient.then(|| operands.target::<f32>(5)).transpose()?;
     Ok(Box::new(move |arena| {
@@ -92,7 +94,8 @@ mod tests {
         let once = router_losses(&op, &logits, experts, &chosen, top_k).unwrap();
         for micro_batches in [1usize, 4] {
             let scale = 1.0 / (tokens * micro_batches) as f32;
-            let (mut loss, mut dlogits) = (f32::NAN, vec![f32::NAN; logits.len()]);
+            let mut loss = f32::NAN;
+            let mut dlogits = vec![f32::NAN; logits.len()];
             for index in 0..micro_batches {
                 let routed = Routed {
                     logits: &logits,

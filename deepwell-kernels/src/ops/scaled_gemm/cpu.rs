@@ -29,7 +29,8 @@ impl PlanesIn {
             3 => Some(operands.input(first + 2)?),
             _ => None,
         };
-        let (data, scales) = (operands.input(first)?, operands.input(first + 1)?);
+        let data = operands.input(first)?;
+        let scales = operands.input(first + 1)?;
         Ok(PlanesIn { data, scales, tensor_scale, k: operands.shape(first)[1] })
     }
 }

@@ -138,11 +138,13 @@ pub fn scaled_gemm(
     }
     out.validate(m, n)?;
     let mut carver = Carver::new(workspace);
-    let (a_values, b_values) = (carver.take::<bf16>(m * k), carver.take::<bf16>(n * k));
+    let a_values = carver.take::<bf16>(m * k);
+    let b_values = carver.take::<bf16>(n * k);
     let sums = carver.take::<f32>(m * n);
     a.expand(a_values);
     b.expand(b_values);
-    let (left, right) = (Operand::rows_bf16(a_values, k), Operand::rows_bf16(b_values, k));
+    let left = Operand::rows_bf16(a_values, k);
+    let right = Operand::rows_bf16(b_values, k);
     let of_sums = Output::F32 { data: &mut *sums, accumulate: false };
     gemm::gemm(tier, m, n, k, left, right, of_sums, carver.rest())?;
     let scale = a.tensor_scale * b.tensor_scale;

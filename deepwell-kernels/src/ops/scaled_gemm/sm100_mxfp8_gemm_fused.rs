@@ -5,7 +5,7 @@ use deepwell_ir::{KernelRequest, Op, Target};
 use super::sm100_mxfp8_gemm::{ARCHITECTURES, operand_maps, reject as reject_gemm, sizes_of};
 use crate::KernelError;
 use crate::cuda::driver::DevicePtr;
-use crate::cuda::launch::fused_gemm::{self, MX_OPS, Parts};
+use crate::cuda::launch::fused_gemm::{self, FusedGemm, MX_OPS};
 use crate::cuda::launch::tcgen05::{Operands, TileShape};
 use crate::cuda::prepare::{CallView, Device, Step};
 use crate::cuda::spec::{CudaKernelSpec, TileSelection, no_workspace};
@@ -28,31 +28,31 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 }
 
 fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
-    let cost = Parts::of(request.op, request.input_count).map(|parts| parts.cost());
+    let cost = FusedGemm::of(request.op, request.input_count).map(|fused| fused.cost());
     let shapes = TileShape::alone(Operands::Mx);
     TileShape::select(shapes, sizes_of(request), cost.unwrap_or_default(), target)
 }
 
 fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
-    let cost = Parts::of(request.op, request.input_count).map(|parts| parts.cost());
+    let cost = FusedGemm::of(request.op, request.input_count).map(|fused| fused.cost());
     let (shapes, sizes) = (TileShape::alone(Operands::Mx), sizes_of(request));
     TileShape::predicted_s(shapes, sizes, cost.unwrap_or_default(), request, target)
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let op = &call.call.op;
-    let Some(parts) = Parts::of(op, call.call.input_count) else {
+    let Some(fused) = FusedGemm::of(op, call.call.input_count) else {
         return Err(call.refuse("expected a GEMM and what follows it"));
     };
     let (a, b) = (call.input(0), call.input(2));
     let sizes = super::sm100_mxfp8_gemm::sizes(&a.shape, &b.shape);
-    let has_bias = matches!(parts.core, Op::ScaledGemm(op) if op.bias);
+    let has_bias = matches!(fused.core, Op::ScaledGemm(op) if op.bias);
     let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
     let sm_count = device.sm_count();
     let shape = TileShape::of_call(call, &TileShape::alone(Operands::Mx))?;
     let name = format!("sm100_mxfp8_gemm_fused_{}", shape.name());
     let function = device.function("sm100_mxfp8_gemm_fused", &name, shape.shared_bytes())?;
     let mut arguments = operand_maps(call, device, shape)?;
-    arguments.extend(fused_gemm::arguments(call, &parts, device, bias, sizes)?);
+    arguments.extend(fused_gemm::arguments(call, &fused, device, bias, sizes)?);
     Ok(vec![shape.launch(function, sizes, sm_count, arguments)])
 }

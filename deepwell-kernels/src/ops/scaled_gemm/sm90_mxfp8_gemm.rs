@@ -197,9 +197,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let sizes = sm100_mxfp8_gemm::sizes(&a.shape, &b.shape);
     let tile = call.call.choice.tile;
     let Some(shape) = SHAPES.into_iter().find(|shape| Some(shape.tile()) == tile) else {
-        let known = SHAPES.map(|shape| shape.tile().to_string()).join(", ");
+        let tiles = SHAPES.map(|shape| shape.tile().to_string()).join(", ");
         let got = tile.map_or("none".to_string(), |tile| tile.to_string());
-        return Err(call.refuse(format!("takes a tile of {known}, not {got}; plan again")));
+        return Err(call.refuse(format!("takes a tile of {tiles}, not {got}; plan again")));
     };
     let element = if out.dtype == deepwell_ir::DType::Bf16 { "bf16" } else { "f32" };
     let scales = if op.b.block.is_square() { "squares" } else { "rows" };

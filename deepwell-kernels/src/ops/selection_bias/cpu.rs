@@ -33,7 +33,8 @@ pub fn count_experts(
 
 pub(super) fn prepare_counts(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::CountExperts(_) = op else { return Err(operands.unknown_kernel()) };
-    let (chosen, counts) = (operands.input::<i32>(0)?, operands.target::<f32>(1)?);
+    let chosen = operands.input::<i32>(0)?;
+    let counts = operands.target::<f32>(1)?;
     let adds = operands.adds();
     Ok(Box::new(move |arena| {
         count_experts(chosen.of(arena), adds, counts.of(arena)).map_err(|error| error.to_string())
@@ -43,7 +44,8 @@ pub(super) fn prepare_counts(operands: &Operands<'_>, op: &Op) -> Result<Run, Ke
 pub(super) fn prepare_update(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::SelectionBiasUpdate(op) = op else { return Err(operands.unknown_kernel()) };
     let rate = f64::from(op.rate);
-    let (coefficients, counts) = (operands.input::<f32>(0)?, operands.input::<f32>(1)?);
+    let coefficients = operands.input::<f32>(0)?;
+    let counts = operands.input::<f32>(1)?;
     let bias = operands.target::<f32>(2)?;
     Ok(Box::new(move |arena| {
         // A skipped step changes nothing.
@@ -77,8 +79,8 @@ mod tests {
 
             let mut bias: Vec<f32> = random.normals(experts);
             let moved = oracle::updated(&to_f64(&bias), &expected, 0.25);
-            let whole: Vec<usize> = expected.iter().map(|&count| count as usize).collect();
-            deepwell_moe::update_selection_bias(&mut bias, &whole, 0.25).unwrap();
+            let counts: Vec<usize> = expected.iter().map(|&count| count as usize).collect();
+            deepwell_moe::update_selection_bias(&mut bias, &counts, 0.25).unwrap();
             // One sum, rounded to FP32.
             assert_close("bias", &bias, &moved, 2f64.powi(-24), 0.0);
         }

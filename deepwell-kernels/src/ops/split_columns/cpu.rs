@@ -57,7 +57,8 @@ pub(super) fn prepare_split(operands: &Operands<'_>, _: &Op) -> Result<Run, Kern
     let columns = [1, 2].map(|index| operands.shape(index)[1]);
     by_float!(operands, 0, E => {
         let x = operands.input::<E>(0)?;
-        let (first, rest) = (operands.target::<E>(1)?, operands.target::<E>(2)?);
+        let first = operands.target::<E>(1)?;
+        let rest = operands.target::<E>(2)?;
         Ok(Box::new(move |arena| {
             split_columns(x.of(arena), columns, first.of(arena), rest.of(arena));
             Ok(())
@@ -68,7 +69,8 @@ pub(super) fn prepare_split(operands: &Operands<'_>, _: &Op) -> Result<Run, Kern
 pub(super) fn prepare_join(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {
     let columns = [0, 1].map(|index| operands.shape(index)[1]);
     by_float!(operands, 0, E => {
-        let (first, rest) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
+        let first = operands.input::<E>(0)?;
+        let rest = operands.input::<E>(1)?;
         let x = operands.target::<E>(2)?;
         Ok(Box::new(move |arena| {
             join_columns(first.of(arena), rest.of(arena), columns, x.of(arena));
@@ -88,7 +90,8 @@ mod tests {
     fn check<E: Element>(rows: usize, [a, b]: [usize; 2]) {
         let x: Vec<E> = Random::new((rows + a) as u64).normals(rows * (a + b));
         for_thread_counts(|| {
-            let (mut first, mut rest) = (poisoned::<E>(rows * a), poisoned::<E>(rows * b));
+            let mut first = poisoned::<E>(rows * a);
+            let mut rest = poisoned::<E>(rows * b);
             split_columns(&x, [a, b], &mut first, &mut rest);
             // Copies are exact.
             assert_eq!((to_f64(&first), to_f64(&rest)), oracle::split(&to_f64(&x), a + b, a));

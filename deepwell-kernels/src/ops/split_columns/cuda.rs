@@ -50,7 +50,8 @@ fn prepare(
     entry: &str,
     first_part: usize,
 ) -> Result<Vec<Step>, KernelError> {
-    let (first, rest) = (call.operand(first_part), call.operand(first_part + 1));
+    let first = call.operand(first_part);
+    let rest = call.operand(first_part + 1);
     let (rows, columns) = (first.shape[0], [first.shape[1], rest.shape[1]]);
     let RowLanes { ctas, lanes, suffix } = RowLanes::of_parts(rows, &columns, device.sm_count());
     let function = device.function("split_columns", &format!("{entry}{suffix}"), 0)?;

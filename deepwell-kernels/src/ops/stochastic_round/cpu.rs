@@ -71,7 +71,8 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     let &[rows, columns] = operands.shape(0) else {
         return Err(operands.unexpected(0, "a matrix"));
     };
-    let (scales, key) = (operands.input::<u8>(1)?, operands.input::<u64>(op.key_input())?);
+    let scales = operands.input::<u8>(1)?;
+    let key = operands.input::<u64>(op.key_input())?;
     let data = operands.target::<u8>(operands.output(0))?;
     let workspace = operands.workspace::<u8>()?;
     let (axis, format) = (op.axis, op.format);
@@ -157,8 +158,8 @@ mod tests {
                 let transposed: Vec<bf16> = (0..x.len())
                     .map(|index| x[index % rows.max(1) * columns + index / rows.max(1)])
                     .collect();
-                let (mut turned, mut of_columns) =
-                    (data.clone(), vec![0; scales_len(columns, rows)]);
+                let mut turned = data.clone();
+                let mut of_columns = vec![0; scales_len(columns, rows)];
                 quantize_rows_stochastic(
                     &transposed,
                     columns,
@@ -186,7 +187,8 @@ mod tests {
         // apart at 300.
         let value = |index: usize| if index.is_multiple_of(BLOCK) { 448.0 } else { 301.0 };
         let x: Vec<f32> = (0..rows * columns).map(value).collect();
-        let (mut nearest, mut plain) = (vec![0; x.len()], vec![0; scales_len(rows, columns)]);
+        let mut nearest = vec![0; x.len()];
+        let mut plain = vec![0; scales_len(rows, columns)];
         let spec = QuantFormat::MXFP8;
         quantize_rows(&x, rows, columns, &spec, &mut nearest, &mut plain).unwrap();
         let scales = tiles(&plain, rows, columns);

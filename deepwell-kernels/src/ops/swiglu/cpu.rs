@@ -90,7 +90,8 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, _: &Op) -> Result<Run, K
     by_float!(operands, 0, E => {
         let dout = operands.input::<E>(0)?;
         let (gate, up) = (operands.input::<E>(1)?, operands.input::<E>(2)?);
-        let (dgate, dup) = (operands.target::<E>(3)?, operands.target::<E>(4)?);
+        let dgate = operands.target::<E>(3)?;
+        let dup = operands.target::<E>(4)?;
         Ok(Box::new(move |arena| {
             swiglu_backward(
                 dout.of(arena),
@@ -117,7 +118,9 @@ mod tests {
         let mut random = Random::new(gate.len() as u64);
         let up: Vec<E> = random.normals(gate.len());
         let dout: Vec<E> = random.normals(gate.len());
-        let (gate_64, up_64, dout_64) = (to_f64(gate), to_f64(&up), to_f64(&dout));
+        let gate_64 = to_f64(gate);
+        let up_64 = to_f64(&up);
+        let dout_64 = to_f64(&dout);
         let relative = f64::from(E::UNIT_ROUNDOFF);
         // The sigmoid has an error of 4 ulp (2^-21), followed by four roundings of 2^-24, all
         // relative to the product of the factors' sizes; 2^-120 is for gates under -87, whose
@@ -133,7 +136,8 @@ mod tests {
             out
         });
         for_thread_counts(|| {
-            let (mut dgate, mut dup) = (poisoned::<E>(gate.len()), poisoned::<E>(gate.len()));
+            let mut dgate = poisoned::<E>(gate.len());
+            let mut dup = poisoned::<E>(gate.len());
             swiglu_backward(&dout, gate, &up, &mut dgate, &mut dup);
             let (expected_dgate, expected_dup) = oracle::backward(&dout_64, &gate_64, &up_64);
             // `1 + gate (1 - s)` cancels near gate = -1.28, and 1 - s loses bits for large gates:

@@ -11,7 +11,8 @@ pub fn forward(gate: &[f64], up: &[f64]) -> Vec<f64> {
 
 /// The gradients of `gate` and `up` for `dout`.
 pub fn backward(dout: &[f64], gate: &[f64], up: &[f64]) -> (Vec<f64>, Vec<f64>) {
-    let (mut dgate, mut dup) = (Vec::with_capacity(gate.len()), Vec::with_capacity(gate.len()));
+    let mut dgate = Vec::with_capacity(gate.len());
+    let mut dup = Vec::with_capacity(gate.len());
     for ((&d, &g), &u) in dout.iter().zip(gate).zip(up) {
         let s = sigmoid(g);
         // 1 - sigmoid(g) computed as sigmoid(-g), which is accurate for large g.

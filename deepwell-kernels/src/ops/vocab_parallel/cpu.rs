@@ -104,7 +104,8 @@ pub(super) fn prepare_embedding(operands: &Operands<'_>, op: &Op) -> Result<Run,
     let slice = slice_of(operands, op)?;
     let tokens = operands.input::<i32>(0)?;
     by_float!(operands, 1, E => {
-        let (table, out) = (operands.input::<E>(1)?, operands.target::<E>(2)?);
+        let table = operands.input::<E>(1)?;
+        let out = operands.target::<E>(2)?;
         Ok(Box::new(move |arena| {
             embedding_forward(tokens.of(arena), table.of(arena), &slice, width, out.of(arena))
                 .map_err(|error| error.to_string())
@@ -120,11 +121,14 @@ pub(super) fn prepare_embedding_backward(
     let Op::VocabParallelEmbeddingBackward(op) = op else { return Err(operands.unknown_kernel()) };
     let (slice, padding) = (op.slice, op.padding);
     let accumulate = operands.adds();
-    let (tokens, dtable) = (operands.input::<i32>(0)?, operands.target::<f32>(2)?);
+    let tokens = operands.input::<i32>(0)?;
+    let dtable = operands.target::<f32>(2)?;
     by_float!(operands, 1, E => {
         let dout = operands.input::<E>(1)?;
         Ok(Box::new(move |arena| {
-            let (tokens, dout, dtable) = (tokens.of(arena), dout.of(arena), dtable.of(arena));
+            let tokens = tokens.of(arena);
+            let dout = dout.of(arena);
+            let dtable = dtable.of(arena);
             embedding_backward(tokens, dout, &slice, width, padding, dtable, accumulate)
                 .map_err(|error| error.to_string())
         }))

@@ -156,7 +156,9 @@ fn prepare(
     device: &mut Device<'_>,
     gemms: Gemms,
 ) -> Result<Vec<Step>, KernelError> {
-    let (x, w, workspace) = (call.input(0), call.input(1), call.workspace().0);
+    let x = call.input(0);
+    let w = call.input(1);
+    let workspace = call.workspace().0;
     let layout = Layout::new(x.shape[0], w.shape[0]);
     let head = HeadGemms { gemms, layout, workspace, x, w };
     let mut steps = Vec::new();

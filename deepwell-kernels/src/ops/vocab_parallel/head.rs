@@ -258,13 +258,18 @@ fn differentiate_row<E: Element>(
 
 pub(super) fn prepare_sums(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::VocabParallelSums(op) = op else { return Err(operands.unknown_kernel()) };
-    let (tier, slice, hidden) = (operands.tier()?, op.slice, operands.shape(0)[1]);
+    let tier = operands.tier()?;
+    let slice = op.slice;
+    let hidden = operands.shape(0)[1];
     let workspace = operands.workspace::<u8>()?;
-    let (targets, sums) = (operands.input::<i32>(2)?, operands.target::<f32>(3)?);
+    let targets = operands.input::<i32>(2)?;
+    let sums = operands.target::<f32>(3)?;
     by_float!(operands, 0, E => {
         let (x, w) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
         Ok(Box::new(move |arena| {
-            let (x, w, targets) = (x.of(arena), w.of(arena), targets.of(arena));
+            let x = x.of(arena);
+            let w = w.of(arena);
+            let targets = targets.of(arena);
             let head = Head { x, w, targets, slice, hidden };
             sums_of_logits(tier, &head, sums.of(arena), workspace.of(arena))
                 .map_err(|error| error.to_string())
@@ -275,10 +280,14 @@ pub(super) fn prepare_sums(operands: &Operands<'_>, op: &Op) -> Result<Run, Kern
 pub(super) fn prepare_loss(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::VocabParallelCrossEntropy(op) = op else { return Err(operands.unknown_kernel()) };
     let (vocab, accumulate) = (op.slice.vocab, operands.adds());
-    let (targets, loss_scale) = (operands.input::<i32>(2)?, operands.input::<f32>(3)?);
-    let (sums, loss) = (operands.input::<f32>(4)?, operands.target::<f32>(5)?);
+    let targets = operands.input::<i32>(2)?;
+    let loss_scale = operands.input::<f32>(3)?;
+    let sums = operands.input::<f32>(4)?;
+    let loss = operands.target::<f32>(5)?;
     Ok(Box::new(move |arena| {
-        let (sums, targets, scale) = (sums.of(arena), targets.of(arena), loss_scale.of(arena)[0]);
+        let sums = sums.of(arena);
+        let targets = targets.of(arena);
+        let scale = loss_scale.of(arena)[0];
         cross_entropy(sums, targets, vocab, scale, &mut loss.of(arena)[0], accumulate)
             .map_err(|error| error.to_string())
     }))
@@ -286,17 +295,23 @@ pub(super) fn prepare_loss(operands: &Operands<'_>, op: &Op) -> Result<Run, Kern
 
 pub(super) fn prepare_gradients(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::VocabParallelCrossEntropyGrad(op) = op else { return Err(operands.unknown_kernel()) };
-    let (tier, slice, hidden) = (operands.tier()?, op.slice, operands.shape(0)[1]);
+    let tier = operands.tier()?;
+    let slice = op.slice;
+    let hidden = operands.shape(0)[1];
     let accumulate = operands.adds();
     let workspace = operands.workspace::<u8>()?;
-    let (targets, loss_scale) = (operands.input::<i32>(2)?, operands.input::<f32>(3)?);
-    let (sums, loss) = (operands.input::<f32>(4)?, operands.target::<f32>(5)?);
+    let targets = operands.input::<i32>(2)?;
+    let loss_scale = operands.input::<f32>(3)?;
+    let sums = operands.input::<f32>(4)?;
+    let loss = operands.target::<f32>(5)?;
     let dw = operands.target::<f32>(7)?;
     by_float!(operands, 0, E => {
         let (x, w) = (operands.input::<E>(0)?, operands.input::<E>(1)?);
         let dx = operands.target::<E>(6)?;
         Ok(Box::new(move |arena| {
-            let (x, w, targets) = (x.of(arena), w.of(arena), targets.of(arena));
+            let x = x.of(arena);
+            let w = w.of(arena);
+            let targets = targets.of(arena);
             cross_entropy_gradients(
                 tier,
                 &Head { x, w, targets, slice, hidden },
@@ -367,7 +382,8 @@ mod tests {
         fn sums(&self, parts: usize) -> Vec<f32> {
             let of_rank = |place| {
                 let mut sums = poisoned(self.targets.len() * SUMS);
-                let (head, mut workspace) = (self.head(place, parts), self.workspace(false));
+                let head = self.head(place, parts);
+                let mut workspace = self.workspace(false);
                 sums_of_logits(gemm::best_tier(), &head, &mut sums, &mut workspace).unwrap();
                 sums
             };
@@ -381,7 +397,8 @@ mod tests {
             let mut dx = poisoned(self.x.len());
             let mut dw = vec![before.unwrap_or(f32::NAN); head.w.len()];
             let gradients = HeadGradients { dx: &mut dx, dw: &mut dw };
-            let (sums, mut workspace) = (self.sums(parts), self.workspace(true));
+            let sums = self.sums(parts);
+            let mut workspace = self.workspace(true);
             let tier = gemm::best_tier();
             let adds = before.is_some();
             cross_entropy_gradients(
@@ -484,7 +501,8 @@ mod tests {
             assert!(loss.is_nan() && dx[4..8].iter().all(|dx| dx.is_nan()), "{loss} {dx:?}");
         }
         case.targets[2] = 8;
-        let (mut sums, mut workspace) = (vec![0.0; 12], case.workspace(false));
+        let mut sums = vec![0.0; 12];
+        let mut workspace = case.workspace(false);
         let error = sums_of_logits(gemm::best_tier(), &case.head(0, 2), &mut sums, &mut workspace);
         let expected = CrossEntropyError::Target { token: 2, target: 8, vocab: 8 };
         assert_eq!(error, Err(expected));

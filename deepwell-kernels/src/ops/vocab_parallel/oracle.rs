@@ -64,7 +64,8 @@ mod tests {
     #[test]
     fn backward_agrees_with_finite_differences() {
         let (hidden, slice) = (3, VocabSlice { first: 2, rows: 3, vocab: 6 });
-        let (table, dout) = (varied(slice.rows * hidden, 1), varied(TOKENS.len() * hidden, 2));
+        let table = varied(slice.rows * hidden, 1);
+        let dout = varied(TOKENS.len() * hidden, 2);
         let dtable = embedding_backward(&TOKENS, &dout, &slice, hidden);
         check("dtable", &table, &dtable, |table| {
             dot(&embedding(&TOKENS, table, &slice, hidden), &dout)
@@ -74,7 +75,8 @@ mod tests {
     #[test]
     fn ranks_together_are_the_whole() {
         let (hidden, vocab, parts) = (3, 6, 3);
-        let (x, table) = (varied(TOKENS.len() * hidden, 1), varied(vocab * hidden, 2));
+        let x = varied(TOKENS.len() * hidden, 1);
+        let table = varied(vocab * hidden, 2);
         let slices: Vec<VocabSlice> =
             (0..parts).map(|place| VocabSlice::of(vocab, place, parts).unwrap()).collect();
         let rows = |slice: &VocabSlice| &table[slice.first * hidden..][..slice.rows * hidden];

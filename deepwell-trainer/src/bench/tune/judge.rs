@@ -86,11 +86,13 @@ mod tests {
         // The library is a tenth slower in each round, at every clock.
         let clock = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.0];
         let scaled = |by: f64| clock.map(|slow| by * slow);
-        let (library, ours) = (sampled("library", &scaled(1.1)), sampled("ours", &scaled(1.0)));
+        let library = sampled("library", &scaled(1.1));
+        let ours = sampled("ours", &scaled(1.0));
         assert_eq!(library.time().spread, 0.25);
         check(&[library, ours], Some(0), &["ours", "library"]);
         // A margin of 0.4 % in each round is too small.
-        let (library, ours) = (sampled("library", &scaled(1.004)), sampled("ours", &scaled(1.0)));
+        let library = sampled("library", &scaled(1.004));
+        let ours = sampled("ours", &scaled(1.0));
         check(&[library, ours], Some(0), &["library", "ours"]);
     }
 }

@@ -174,7 +174,9 @@ fn measured(
     sources: &[String],
     tuning: &mut Tuning<'_>,
 ) -> (TunedRow, Vec<String>) {
-    let (mut sampled, mut failures, mut incumbent) = (Vec::new(), Vec::new(), None);
+    let mut sampled = Vec::new();
+    let mut failures = Vec::new();
+    let mut incumbent = None;
     match tuning.source.times(call, choices) {
         Err(error) => failures.push(error),
         Ok(times) => {
@@ -186,7 +188,8 @@ fn measured(
                         if index == 0 {
                             incumbent = Some(sampled.len());
                         }
-                        let (choice, source) = (choice.clone(), source.clone());
+                        let choice = choice.clone();
+                        let source = source.clone();
                         sampled.push(Sampled { choice, source, samples });
                     }
                     Err(error) => failures.push(format!("{}: {error}", name(choice))),

@@ -71,12 +71,12 @@ pub fn calls_of(
 ) -> Result<Vec<SingleCall>, TrainError> {
     let mut calls: Vec<SingleCall> = Vec::new();
     let mut add = |call: SingleCall| {
-        let is_there = calls.iter().any(|known| {
-            known.op == call.op
-                && known.operands == call.operands
-                && known.input_count == call.input_count
+        let is_listed = calls.iter().any(|other| {
+            other.op == call.op
+                && other.operands == call.operands
+                && other.input_count == call.input_count
         });
-        if !is_there && CudaCatalog.choices(&call.request(), target).len() > 1 {
+        if !is_listed && CudaCatalog.choices(&call.request(), target).len() > 1 {
             calls.push(call);
         }
     };
@@ -142,7 +142,8 @@ fn plain(GemmSize { m, n, k }: GemmSize) -> [SingleCall; 3] {
 
 /// The same GEMMs with quantized operands, each quantized along the contraction.
 fn scaled(GemmSize { m, n, k }: GemmSize, policy: &PrecisionPolicy) -> [SingleCall; 3] {
-    let (activation, weight) = (policy.activation_format(), policy.weight_format());
+    let activation = policy.activation_format();
+    let weight = policy.weight_format();
     let call = |kind, b, [rows, columns, sum]: [usize; 3]| {
         // The output of wgrad is FP32, whatever type the others store.
         let dtype = if kind == GemmKind::Wgrad { DType::F32 } else { DType::Bf16 };

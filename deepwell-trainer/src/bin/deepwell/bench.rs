@@ -215,8 +215,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<Outcome> {
 
 impl BenchArgs {
     fn settings(&self, hardware: &Hardware) -> Result<Settings> {
-        let found = if hardware.gpus.is_empty() { Device::Cpu } else { Device::Cuda(0) };
-        let device = self.device.unwrap_or(found);
+        let default_device = if hardware.gpus.is_empty() { Device::Cpu } else { Device::Cuda(0) };
+        let device = self.device.unwrap_or(default_device);
         let is_cpu = device == Device::Cpu;
         let (model, batch, seq, iterations) =
             if is_cpu { ("llama-micro", 2, 64, 5) } else { ("llama-1.1b", 8, 2048, 20) };

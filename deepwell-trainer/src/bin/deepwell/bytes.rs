@@ -31,7 +31,7 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
     };
     // Integers stay exact above 2^53.
     let bytes = match number.parse::<u64>() {
-        Ok(whole) => whole.checked_mul(factor).ok_or_else(refuse)?,
+        Ok(integer) => integer.checked_mul(factor).ok_or_else(refuse)?,
         Err(_) => {
             let bytes = number.parse::<f64>().map_err(|_| refuse())? * factor as f64;
             if bytes >= u64::MAX as f64 {

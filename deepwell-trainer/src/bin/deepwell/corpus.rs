@@ -28,7 +28,8 @@ pub(crate) fn run(args: &CorpusArgs) -> Result<Outcome> {
     if args.json {
         print_json(&made)?;
     } else {
-        let (bytes, files) = (grouped(made.text_bytes), grouped(made.files as u64));
+        let bytes = grouped(made.text_bytes);
+        let files = grouped(made.files as u64);
         print(&format_args!("{bytes} bytes of text in {files} files\n"))?;
     }
     Ok(Outcome::Success)

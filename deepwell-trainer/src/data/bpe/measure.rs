@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::super::{DataError, Progress, Stage, Tokenizer};
-use super::parts::{Extent, Part};
+use super::corpus_splits::{CorpusSlice, Extent};
 
 /// Enough to know bytes per token to three digits, and a few seconds at most.
 const MEASURED_BYTES_MAX: u64 = 16 << 20;
@@ -17,14 +17,14 @@ pub(super) struct Measured {
 /// Tokenizes `heldout`, or its first [`MEASURED_BYTES_MAX`] bytes, and decodes the tokens, which
 /// must give the same text.
 pub(super) fn measure(
-    heldout: &Part<'_>,
+    heldout: &CorpusSlice<'_>,
     tokenizer: &Tokenizer,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Measured, DataError> {
-    let part = heldout.up_to(MEASURED_BYTES_MAX);
-    let bytes_total = part.bytes();
+    let slice = heldout.up_to(MEASURED_BYTES_MAX);
+    let bytes_total = slice.bytes();
     let (mut tokens, mut bytes_done) = (0, 0);
-    let extent = part.read(&mut |group| {
+    let extent = slice.read(&mut |group| {
         progress(Progress { stage: Stage::Tokenize, bytes_done, bytes_total });
         let counts: Vec<Result<u64, DataError>> = group
             .par_iter()

@@ -27,10 +27,10 @@
 //! # }
 //! ```
 
+mod corpus_splits;
 mod measure;
 mod merges;
 mod output;
-mod parts;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -45,8 +45,8 @@ use super::corpus::Corpus;
 use super::records::Fields;
 use super::source::{Document, Format};
 use super::{DataError, Progress, Stage, Tokenizer};
+use corpus_splits::CorpusSplits;
 use measure::measure;
-use parts::Parts;
 
 /// Name of the end-of-text token, token 0.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -122,9 +122,9 @@ pub fn train(
     output::try_folder(&options.out)?;
     let scan_s = started.elapsed().as_secs_f64();
 
-    let parts = Parts::new(&corpus.documents, &fields, options.bytes_max);
+    let splits = CorpusSplits::new(&corpus.documents, &fields, options.bytes_max);
     let counting = Instant::now();
-    let (words, trained) = words::count(&parts.train, progress)?;
+    let (words, trained) = words::count(&splits.train, progress)?;
     let count_s = counting.elapsed().as_secs_f64();
 
     let merging = Instant::now();
@@ -136,7 +136,7 @@ pub fn train(
     let measuring = Instant::now();
     // Measure the tokenizer as a later run will read it.
     let tokenizer = Tokenizer::from_bytes(&options.out, learned.json.as_bytes())?;
-    let measured = measure(&parts.heldout, &tokenizer, progress)?;
+    let measured = measure(&splits.heldout, &tokenizer, progress)?;
     output::write(&options.out, learned.json.as_bytes(), options.force)?;
     let measure_s = measuring.elapsed().as_secs_f64();
 

@@ -8,7 +8,7 @@ use tokenizers::utils::SysRegex;
 use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
 use super::super::{DataError, Progress, Stage};
-use super::parts::{Extent, Part};
+use super::corpus_splits::{CorpusSlice, Extent};
 
 /// Counts of words, with each byte mapped to one character of the byte-level alphabet.
 pub(super) type WordCounts = HashMap<String, u64>;
@@ -29,23 +29,24 @@ pub(super) fn byte_level() -> ByteLevel {
     ByteLevel::new(false, false, true)
 }
 
-/// Counts the words of `part`.
+/// Counts the words of `slice`.
 pub(super) fn count(
-    part: &Part<'_>,
+    slice: &CorpusSlice<'_>,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<(WordCounts, Extent), DataError> {
     let splitter = Splitter::new()?;
     let mut counts: HashMap<String, u64> = HashMap::new();
-    let bytes_total = part.bytes();
+    let bytes_total = slice.bytes();
     let mut bytes_done = 0;
-    let extent = part.read(&mut |group| {
+    let extent = slice.read(&mut |group| {
         progress(Progress { stage: Stage::Count, bytes_done, bytes_total });
         let counted: Vec<Result<HashMap<&str, u64>, DataError>> = group
             .par_iter()
             .map(|piece| match str::from_utf8(&piece.data) {
                 Ok(text) => Ok(splitter.count(text)),
                 Err(error) => {
-                    let (name, message) = (piece.document.name.clone(), error.to_string());
+                    let name = piece.document.name.clone();
+                    let message = error.to_string();
                     Err(DataError::Encode { name, message })
                 }
             })

@@ -86,18 +86,18 @@ impl Template {
         let Some(last) = turns.iter().rposition(Turn::is_answer) else {
             return Err("expected a message of the role `assistant`, got none".to_owned());
         };
-        let whole = self.render(turns, conversation, false)?;
+        let rendered = self.render(turns, conversation, false)?;
         if self.has_marks {
-            return split_marks(&whole);
+            return split_marks(&rendered);
         }
         let mut answers = Vec::new();
         for index in (0..=last).filter(|&index| turns[index].is_answer()) {
             let before = self.render(&turns[..index], conversation, true)?;
             let after = match index + 1 == turns.len() {
-                true => whole.clone(),
+                true => rendered.clone(),
                 false => self.render(&turns[..=index], conversation, false)?,
             };
-            if !after.starts_with(&before) || !whole.starts_with(&after) {
+            if !after.starts_with(&before) || !rendered.starts_with(&after) {
                 return Err(format!(
                     "the template renders what is before message {} differently once more \
                      messages follow, so that where the answer begins is not known\nhint: a \
@@ -107,7 +107,7 @@ impl Template {
             }
             answers.push(before.len()..after.len());
         }
-        Ok((whole, answers))
+        Ok((rendered, answers))
     }
 
     fn render(

@@ -50,9 +50,9 @@ fn answers_are_what_the_template_marks_or_what_prefixes_leave() {
             let got = template.answers(&conversation(turns));
             match expected {
                 Ok((text, answers)) => {
-                    let (whole, spans) = got.unwrap();
-                    assert_eq!(whole, text);
-                    let spans: Vec<&str> = spans.into_iter().map(|span| &whole[span]).collect();
+                    let (rendered, spans) = got.unwrap();
+                    assert_eq!(rendered, text);
+                    let spans: Vec<&str> = spans.into_iter().map(|span| &rendered[span]).collect();
                     assert_eq!(spans, answers);
                 }
                 Err(part) => {

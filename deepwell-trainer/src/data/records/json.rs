@@ -31,10 +31,10 @@ pub(super) fn lines(
         if text.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        let place = format!("line {number}");
+        let record_name = format!("line {number}");
         let value: Value =
-            serde_json::from_slice(text).map_err(|error| broken(path, &place, &error))?;
-        work(&value, &place)?;
+            serde_json::from_slice(text).map_err(|error| broken(path, &record_name, &error))?;
+        work(&value, &record_name)?;
     }
     Ok(())
 }
@@ -51,10 +51,10 @@ pub(super) fn values(
         .map_err(|source| DataError::Read { path: path.to_owned(), source })?;
     let values = Deserializer::from_slice(without_mark(&text, true)).into_iter::<Value>();
     for (index, value) in values.enumerate() {
-        let place = format!("value {}", index + 1);
-        let value = value.map_err(|error| broken(path, &place, &error))?;
+        let record_name = format!("value {}", index + 1);
+        let value = value.map_err(|error| broken(path, &record_name, &error))?;
         if value.kind() != ValueKind::Seq {
-            work(&value, &place)?;
+            work(&value, &record_name)?;
             continue;
         }
         for (index, record) in value.try_iter().into_iter().flatten().enumerate() {
@@ -69,10 +69,10 @@ fn without_mark(text: &[u8], is_start: bool) -> &[u8] {
     text.strip_prefix(b"\xef\xbb\xbf").filter(|_| is_start).unwrap_or(text)
 }
 
-fn broken(path: &Path, place: &str, error: &serde_json::Error) -> DataError {
+fn broken(path: &Path, record_name: &str, error: &serde_json::Error) -> DataError {
     DataError::RecordSyntax {
         path: path.to_owned(),
-        place: place.to_owned(),
+        place: record_name.to_owned(),
         message: error.to_string(),
     }
 }

@@ -34,7 +34,8 @@ pub(super) struct Class {
 
 impl Class {
     fn of_gemm(gemm: GemmKind, tensors: Option<&str>) -> Class {
-        let (name, operands) = (gemm.name().to_string(), OperandClass::of(gemm).to_vec());
+        let name = gemm.name().to_string();
+        let operands = OperandClass::of(gemm).to_vec();
         Class { folder: name.clone(), name, operands, tensors: tensors.map(str::to_string) }
     }
 

@@ -259,8 +259,9 @@ impl Shape {
             };
             matmul_desc.set(attribute, mode)?;
         }
-        let (a, b, out) =
-            (Layout::of(&matmul.a)?, Layout::of(&matmul.b)?, Layout::of(&matmul.out)?);
+        let a = Layout::of(&matmul.a)?;
+        let b = Layout::of(&matmul.b)?;
+        let out = Layout::of(&matmul.out)?;
         let mut shape = Shape { matmul_desc, a, b, out, algorithm: NO_ALGORITHM };
         // The heuristic may check that pointers are set.
         shape.point_to(matmul)?;
@@ -301,7 +302,7 @@ impl Shape {
             wavesCount: 0.0,
             reserved: [0; 4],
         };
-        let mut found = 0;
+        let mut proposal_count = 0;
         // SAFETY: handle and descriptors are alive; writes at most a result and a count.
         check("cublasLtMatmulAlgoGetHeuristic", unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
@@ -314,10 +315,10 @@ impl Shape {
                 preference.0,
                 1,
                 &mut result,
-                &mut found,
+                &mut proposal_count,
             )
         })?;
-        if found == 0 {
+        if proposal_count == 0 {
             return Err(DriverError::new(
                 "cublasLtMatmulAlgoGetHeuristic",
                 format!("no algorithm for {key:?}"),

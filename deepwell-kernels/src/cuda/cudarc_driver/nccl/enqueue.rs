@@ -165,17 +165,18 @@ impl Shared {
                 library.check("ncclRecv", code)
             }
             CollectiveKind::Shift { by } => {
-                let (ranks, place) = (group.ranks.len(), group.position_of(self.rank).unwrap_or(0));
+                let ranks = group.ranks.len();
+                let position = group.position_of(self.rank).unwrap_or(0);
                 let by = by as usize % ranks;
                 // SAFETY: takes nothing; ended below.
                 library.check("ncclGroupStart", unsafe { (library.group_start)() })?;
-                let to = ((place + by) % ranks) as c_int;
+                let to = ((position + by) % ranks) as c_int;
                 // SAFETY: as above.
                 let code = unsafe {
                     (library.send)(input, of.input_bytes, bytes, to, communicator, stream)
                 };
                 let sent = library.check("ncclSend", code);
-                let from = ((place + ranks - by) % ranks) as c_int;
+                let from = ((position + ranks - by) % ranks) as c_int;
                 // SAFETY: as above.
                 let code = unsafe {
                     (library.recv)(output, of.output_bytes, bytes, from, communicator, stream)
@@ -190,10 +191,10 @@ impl Shared {
                 // SAFETY: takes nothing; ended below.
                 library.check("ncclGroupStart", unsafe { (library.group_start)() })?;
                 let mut issued = Ok(());
-                for place in 0..group.ranks.len() {
-                    let peer = place as c_int;
-                    let (from, to) =
-                        (of.input.offset(place * slice), of.output.offset(place * slice));
+                for position in 0..group.ranks.len() {
+                    let peer = position as c_int;
+                    let from = of.input.offset(position * slice);
+                    let to = of.output.offset(position * slice);
                     // SAFETY: as above; each slice lies within its operand.
                     let code = unsafe {
                         (library.send)(

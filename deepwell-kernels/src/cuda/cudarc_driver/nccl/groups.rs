@@ -26,12 +26,12 @@ impl NcclRank {
     pub fn join(&self, groups: &[ProcessGroup]) -> DriverResult<()> {
         let mut host = self.host()?;
         let of_comm = |error: CommError| DriverError::new("NCCL", error);
-        let mut own = Ids::new();
+        let mut new_ids = Ids::new();
         let groups = || groups.iter().filter(|group| group.ranks.len() > 1);
         for group in groups().filter(|group| group.ranks.first() == Some(&self.shared.rank)) {
-            own.push((group.clone(), NcclId::new()?));
+            new_ids.push((group.clone(), NcclId::new()?));
         }
-        let told = gather(&mut host, &encode(&own)).map_err(of_comm)?;
+        let told = gather(&mut host, &encode(&new_ids)).map_err(of_comm)?;
         let ids: Ids = told.iter().flat_map(|bytes| decode(bytes)).collect();
         // The same order on all ranks, otherwise two groups could deadlock.
         let mut groups: Vec<&ProcessGroup> = groups().collect();
@@ -56,9 +56,9 @@ impl NcclRank {
 
     fn connect_group(&self, group: &ProcessGroup, ids: &Ids) -> DriverResult<()> {
         let shared = &self.shared;
-        let place = group.position_of(shared.rank);
+        let position = group.position_of(shared.rank);
         let id = ids.iter().find(|(known, _)| known == group).map(|(_, id)| *id);
-        let (Some(place), Some(id)) = (place, id) else {
+        let (Some(position), Some(id)) = (position, id) else {
             let reason = format!(
                 "expected a group that rank {:?} has too, got `{}` of {:?} on rank {}",
                 group.ranks.first(),
@@ -69,10 +69,10 @@ impl NcclRank {
             return Err(DriverError::new("NCCL", reason));
         };
         let (library, context) = (shared.library, &shared.context);
-        let places = (place as u32, group.ranks.len() as u32);
+        let rank_and_size = (position as u32, group.ranks.len() as u32);
         let failure = || shared.failed();
         let limit = shared.limits.connect;
-        let handle = init(library, context, id, places, None, limit, &failure)?;
+        let handle = init(library, context, id, rank_and_size, None, limit, &failure)?;
         lock(&shared.communicators).push((group.clone(), handle));
         Ok(())
     }

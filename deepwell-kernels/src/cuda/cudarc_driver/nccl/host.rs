@@ -152,7 +152,9 @@ impl NcclHost {
                 output_bytes: bytes,
             };
             let both = |(slot, &neighbor): (usize, &usize)| {
-                let (to, shape, dtype) = (neighbor as u32, Shape::new([bytes]), DType::E8m0);
+                let to = neighbor as u32;
+                let shape = Shape::new([bytes]);
+                let dtype = DType::E8m0;
                 let receive = CollectiveKind::Recv { from: to, shape, dtype };
                 [exchange(CollectiveKind::Send { to }, slot), exchange(receive, slot)]
             };

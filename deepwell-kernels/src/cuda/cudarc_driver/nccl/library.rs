@@ -253,7 +253,7 @@ fn candidates(named: Option<OsString>, prefixes: &[PathBuf]) -> Vec<PathBuf> {
             vec![named]
         };
     }
-    let mut found: Vec<PathBuf> = NAMES.map(PathBuf::from).into();
+    let mut paths: Vec<PathBuf> = NAMES.map(PathBuf::from).into();
     for prefix in prefixes {
         let mut pythons: Vec<PathBuf> = entries(&prefix.join("lib"))
             .filter(|path| path.file_name().is_some_and(|name| is_python(&name.to_string_lossy())))
@@ -262,11 +262,11 @@ fn candidates(named: Option<OsString>, prefixes: &[PathBuf]) -> Vec<PathBuf> {
         for python in pythons {
             for packages in ["site-packages", "dist-packages"] {
                 let file = python.join(packages).join("nvidia/nccl/lib").join(NAMES[0]);
-                found.extend(file.is_file().then_some(file));
+                paths.extend(file.is_file().then_some(file));
             }
         }
     }
-    found
+    paths
 }
 
 fn is_python(folder: &str) -> bool {

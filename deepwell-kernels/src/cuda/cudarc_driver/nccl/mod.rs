@@ -141,10 +141,10 @@ impl NcclRank {
     ) -> DriverResult<NcclRank> {
         let library = Library::get()?;
         let context = Arc::clone(&driver.context);
-        let place = (rank, world_size);
+        let rank_and_size = (rank, world_size);
         // Host messages are short.
         let ctas = Some(1);
-        let world = init(library, &context, id, place, ctas, limits.connect, failure)?;
+        let world = init(library, &context, id, rank_and_size, ctas, limits.connect, failure)?;
         let group = host_group(world_size);
         let shared = Arc::new(Shared {
             library,
@@ -217,7 +217,7 @@ fn init(
     library: &'static Library,
     context: &Arc<Context>,
     id: NcclId,
-    (place, ranks): (u32, u32),
+    (rank_in_group, ranks): (u32, u32),
     ctas: Option<c_int>,
     limit: Duration,
     failure: &dyn Fn() -> Option<(u32, String)>,
@@ -226,7 +226,8 @@ fn init(
     let (done, result) = mpsc::channel();
     let connect = move || {
         context.enter()?;
-        let (mut raw, mut config) = (ptr::null_mut(), Config::with_ctas(ctas));
+        let mut raw = ptr::null_mut();
+        let mut config = Config::with_ctas(ctas);
         // SAFETY: writes one handle; the configuration lives through the call; a context is
         // current, and the communicator is for the context's device.
         let code = unsafe {
@@ -234,7 +235,7 @@ fn init(
                 &mut raw,
                 ranks as c_int,
                 UniqueId(id.0),
-                place as c_int,
+                rank_in_group as c_int,
                 &mut config,
             )
         };

@@ -67,24 +67,25 @@ fn check_parts(gpu: &mut Gpu) {
     for (ranks, tokens, seq, rows, width) in
         [(2, 6, 3, 5, 8), (3, 5, 15, 20, 9), (4, 33, 44, 44, 24), (2, 75, 50, 64, 7)]
     {
-        for place in 0..ranks {
-            let what = format!("part {place} of {ranks}: {tokens} of {seq}, {width}");
-            let at = |token: usize| ((place * tokens + token) % seq) as i32;
+        for position in 0..ranks {
+            let what = format!("part {position} of {ranks}: {tokens} of {seq}, {width}");
+            let at = |token: usize| ((position * tokens + token) % seq) as i32;
             let positions: Vec<i32> = (0..tokens).map(at).collect();
-            let values = uniform(tokens * width, 3 + place as u64, 8.0);
+            let values = uniform(tokens * width, 3 + position as u64, 8.0);
             let values: Vec<f32> = values.iter().map(|value| value.trunc()).collect();
             let x = HostTensor::bf16(&[tokens, width], &values);
             let table = HostTensor::bf16(&[rows, width], &uniform(rows * width, 2, 4.0));
             let terms = oracle::forward(&positions, &table.to_f64(), width);
             let expected: Vec<f64> = x.to_f64().iter().zip(terms).map(|(x, it)| x + it).collect();
             let out = HostTensor::output(DType::Bf16, &[tokens, width]);
-            let op = ops::AddPositionsOfPart { place, ranks };
+            let op = ops::AddPositionsOfPart { place: position, ranks };
             let got = gpu.run(op, &[x.clone(), table], &[out], false, seq);
             assert_close(&what, &got[0].to_f64(), &expected, Tolerance::bf16(0.0));
 
             let sums = oracle::backward(&positions, &x.to_f64(), rows, width, None);
             let dtable = HostTensor::output(DType::F32, &[rows, width]);
-            let op = ops::AddPositionsOfPartBackward { positions: Some(rows), place, ranks };
+            let op =
+                ops::AddPositionsOfPartBackward { positions: Some(rows), place: position, ranks };
             let got = gpu.run(op, &[x], &[dtable], false, seq);
             let exact = Tolerance { absolute: 0.0, relative: 0.0 };
             assert_close(&what, &got[0].to_f64(), &sums, exact);

@@ -22,7 +22,8 @@ pub fn backward_workspace_bytes<E: Element>(shape: &AttentionShape, threads: usi
 }
 
 fn slot_bytes<E: Element>(shape: &AttentionShape) -> usize {
-    let (queries, keys) = (QUERY_TILE.min(shape.seq), KEY_TILE.min(shape.seq));
+    let queries = QUERY_TILE.min(shape.seq);
+    let keys = KEY_TILE.min(shape.seq);
     let (width, value_width) = (shape.head_dim, shape.value_dim);
     let gemms = gemm_bytes::<E>(queries, keys, width)
         .max(gemm_bytes::<E>(queries, keys, value_width))
@@ -179,7 +180,8 @@ struct Buffers<'a, E> {
 
 impl<'a, E: Element> Buffers<'a, E> {
     fn carve(shape: &AttentionShape, slot: &'a mut [u8]) -> Self {
-        let (queries, keys) = (QUERY_TILE.min(shape.seq), KEY_TILE.min(shape.seq));
+        let queries = QUERY_TILE.min(shape.seq);
+        let keys = KEY_TILE.min(shape.seq);
         let mut carver = Carver::new(slot);
         Self {
             scores: carver.take(queries * keys),
@@ -239,9 +241,12 @@ fn backward_tile<E: Element>(
         let p = Operand::rows(&buffers.p[..count], keys.count);
         let ds = Operand::rows(&buffers.ds[..count], keys.count);
         let rows = |width: usize| keys.first * width..keys.end() * width;
-        let (dv, dk) = (&mut buffers.dv[rows(value_width)], &mut buffers.dk[rows(width)]);
+        let dv = &mut buffers.dv[rows(value_width)];
+        let dk = &mut buffers.dk[rows(width)];
         let out = Output::F32 { data: dv, accumulate: true };
-        let (p, dout, q) = (p.transposed(), dout.transposed(), q.transposed());
+        let p = p.transposed();
+        let dout = dout.transposed();
+        let q = q.transposed();
         gemm_serial(tier, keys.count, value_width, queries.count, p, dout, out, buffers.gemm)?;
         let out = Output::F32 { data: dk, accumulate: true };
         let ds_transposed = ds.transposed();

@@ -20,7 +20,8 @@ pub fn forward_workspace_bytes<E: Element>(shape: &AttentionShape, threads: usiz
 }
 
 fn slot_bytes<E: Element>(shape: &AttentionShape) -> usize {
-    let (queries, keys) = (QUERY_TILE.min(shape.seq), KEY_TILE.min(shape.seq));
+    let queries = QUERY_TILE.min(shape.seq);
+    let keys = KEY_TILE.min(shape.seq);
     let scores = gemm_bytes::<E>(queries, keys, shape.head_dim);
     let values = gemm_bytes::<E>(queries, shape.value_dim, keys);
     carved_bytes::<f32>(queries * keys)
@@ -127,7 +128,8 @@ struct Buffers<'a, E> {
 
 impl<'a, E: Element> Buffers<'a, E> {
     fn carve(shape: &AttentionShape, slot: &'a mut [u8]) -> Self {
-        let (queries, keys) = (QUERY_TILE.min(shape.seq), KEY_TILE.min(shape.seq));
+        let queries = QUERY_TILE.min(shape.seq);
+        let keys = KEY_TILE.min(shape.seq);
         let mut carver = Carver::new(slot);
         Self {
             scores: carver.take(queries * keys),
@@ -194,7 +196,8 @@ fn forward_tile<E: Element>(
     let (width, value_width) = (shape.head_dim, shape.value_dim);
     for (index, keys) in shape.key_tiles(queries, documents).enumerate() {
         let is_first = index == 0;
-        let (q, k) = (head.query_rows(shape, q, queries), head.key_rows(shape, k, keys));
+        let q = head.query_rows(shape, q, queries);
+        let k = head.key_rows(shape, k, keys);
         let scores = &mut buffers.scores[..queries.count * keys.count];
         let out = Output::F32 { data: scores, accumulate: false };
         gemm_serial(tier, queries.count, keys.count, width, q, k, out, buffers.gemm)?;

@@ -75,7 +75,7 @@ struct Results<E> {
 fn run<E: Element>(
     case: &Case,
     [q, k, v, dout]: [&[E]; 4],
-    place: usize,
+    rank: usize,
     source: &dyn Fn(usize) -> KeySource,
 ) -> Results<E> {
     let shape = case.shape(KeySource::Own);
@@ -85,11 +85,13 @@ fn run<E: Element>(
         shape.kv_heads * shape.value_dim,
         shape.heads * shape.value_dim,
     ];
-    let (q, dout) = (case.rows(q, columns[0], place), case.rows(dout, columns[3], place));
+    let q = case.rows(q, columns[0], rank);
+    let dout = case.rows(dout, columns[3], rank);
     let steps: Vec<(usize, AttentionShape, Vec<E>, Vec<E>)> = (0..case.ranks)
         .map(|step| {
-            let of = (place + case.ranks - step) % case.ranks;
-            let (k, v) = (case.rows(k, columns[1], of), case.rows(v, columns[2], of));
+            let of = (rank + case.ranks - step) % case.ranks;
+            let k = case.rows(k, columns[1], of);
+            let v = case.rows(v, columns[2], of);
             (of, case.shape(source(step)), k, v)
         })
         .collect();
@@ -102,12 +104,14 @@ fn run<E: Element>(
         attention_forward_on(tier, shape, &q, k, v, None, None, out, lse, &mut workspace).unwrap();
         parts.push(part);
     }
-    let (mut out, mut lse) = (poisoned::<E>(dout.len()), poisoned::<f32>(shape.lse_len()));
+    let mut out = poisoned::<E>(dout.len());
+    let mut lse = poisoned::<f32>(shape.lse_len());
     let views: Vec<(&[f32], &[f32])> = parts.iter().map(|it| (&*it.0, &*it.1)).collect();
     merge_attention(&views, (shape.heads, shape.seq), &mut out, &mut lse);
     let mut results = Results { out, dq: vec![0.0; q.len()], dk_dv: Vec::new() };
     for (of, shape, k, v) in &steps {
-        let (mut dq, mut dk) = (poisoned::<f32>(q.len()), poisoned::<f32>(k.len()));
+        let mut dq = poisoned::<f32>(q.len());
+        let mut dk = poisoned::<f32>(k.len());
         let mut dv = poisoned::<f32>(v.len());
         let mut workspace = vec![0xff; backward_workspace_bytes::<E>(shape, 2)];
         attention_backward_on(
@@ -164,32 +168,32 @@ fn errors<E: Element>(case: &Case, swap: bool) -> [f64; 4] {
         shape.kv_heads * shape.value_dim,
     ];
     let ranks: Vec<Results<E>> = (0..case.ranks)
-        .map(|place| {
-            let source = |step| match case.source(place, step) {
+        .map(|position| {
+            let source = |step| match case.source(position, step) {
                 KeySource::Earlier if swap => KeySource::Later,
                 source => source,
             };
-            run(case, [&q, &k, &v, &dout], place, &source)
+            run(case, [&q, &k, &v, &dout], position, &source)
         })
         .collect();
     let mut errors = [0.0; 4];
-    let mut compare = |at: usize, whole: &[f64], place: usize, got: &[f64]| {
+    let mut compare = |at: usize, whole: &[f64], position: usize, got: &[f64]| {
         let largest = whole.iter().fold(0.0, |a: f64, b| a.max(b.abs()));
-        for (expected, got) in case.rows(whole, widths[at], place).iter().zip(got) {
+        for (expected, got) in case.rows(whole, widths[at], position).iter().zip(got) {
             let error = (expected - got).abs() / largest;
             errors[at] = if error.is_nan() { f64::INFINITY } else { f64::max(errors[at], error) };
         }
     };
-    for (place, rank) in ranks.iter().enumerate() {
-        compare(0, &forward.out, place, &to_f64(&rank.out));
-        compare(1, &expected.dq, place, &to_f64(&rank.dq));
+    for (position, rank) in ranks.iter().enumerate() {
+        compare(0, &forward.out, position, &to_f64(&rank.out));
+        compare(1, &expected.dq, position, &to_f64(&rank.dq));
         let sum = |of: &dyn Fn(&Results<E>) -> Vec<f64>| {
             let terms: Vec<Vec<f64>> = ranks.iter().map(of).collect();
             (0..terms[0].len()).map(|at| terms.iter().map(|it| it[at]).sum()).collect::<Vec<f64>>()
         };
-        let of = |rank: &Results<E>| rank.dk_dv.iter().position(|it| it.0 == place).unwrap();
-        compare(2, &expected.dk, place, &sum(&|rank| to_f64(&rank.dk_dv[of(rank)].1)));
-        compare(3, &expected.dv, place, &sum(&|rank| to_f64(&rank.dk_dv[of(rank)].2)));
+        let of = |rank: &Results<E>| rank.dk_dv.iter().position(|it| it.0 == position).unwrap();
+        compare(2, &expected.dk, position, &sum(&|rank| to_f64(&rank.dk_dv[of(rank)].1)));
+        compare(3, &expected.dv, position, &sum(&|rank| to_f64(&rank.dk_dv[of(rank)].2)));
     }
     errors
 }
@@ -238,7 +242,8 @@ fn what_is_not_seen_changes_no_bit() {
     let lse: Vec<f32> = random.normals(heads * seq);
     let nothing = (vec![0.0; out.len()], vec![f32::NEG_INFINITY; lse.len()]);
     let merged = |parts: &[(&[f32], &[f32])]| {
-        let (mut to, mut sums) = (poisoned::<f32>(out.len()), poisoned::<f32>(lse.len()));
+        let mut to = poisoned::<f32>(out.len());
+        let mut sums = poisoned::<f32>(lse.len());
         merge_attention(parts, (heads, seq), &mut to, &mut sums);
         (to, sums)
     };

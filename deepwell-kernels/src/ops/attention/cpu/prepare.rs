@@ -54,11 +54,14 @@ fn forward<E: Number, O: Number>(operands: &Operands<'_>, op: &Op) -> Result<Run
     let Some((heads, keys, _)) = forward_of(op) else { return Err(operands.unknown_kernel()) };
     let shape = attention_shape(heads, keys, (operands.program.batch, operands.program.seq));
     let (tier, workspace) = (operands.tier()?, operands.workspace::<u8>()?);
-    let (q, k, v) = (operands.input::<E>(0)?, operands.input::<E>(1)?, operands.input::<E>(2)?);
+    let q = operands.input::<E>(0)?;
+    let k = operands.input::<E>(1)?;
+    let v = operands.input::<E>(2)?;
     let sinks = heads.sinks.then(|| operands.input::<f32>(3)).transpose()?;
     let documents = heads.documents_at(3).map(|at| operands.input::<i32>(at)).transpose()?;
     let inputs = operands.input_count;
-    let (out, lse) = (operands.target::<O>(inputs)?, operands.target::<f32>(inputs + 1)?);
+    let out = operands.target::<O>(inputs)?;
+    let lse = operands.target::<f32>(inputs + 1)?;
     Ok(Box::new(move |arena| {
         attention_forward_on(
             tier,
@@ -99,13 +102,16 @@ fn backward<E: Number, O: Number>(operands: &Operands<'_>, op: &Op) -> Result<Ru
     let sinks = heads.sinks.then(|| operands.input::<f32>(6)).transpose()?;
     let documents = heads.documents_at(6).map(|at| operands.input::<i32>(at)).transpose()?;
     let first = operands.input_count;
-    let (dq, dk) = (operands.target::<O>(first)?, operands.target::<O>(first + 1)?);
+    let dq = operands.target::<O>(first)?;
+    let dk = operands.target::<O>(first + 1)?;
     let dv = operands.target::<O>(first + 2)?;
     let dsinks = heads.sinks.then(|| operands.target::<f32>(first + 3)).transpose()?;
     let accumulate = operands.adds();
     Ok(Box::new(move |arena| {
         if let (Some(sinks), Some(dsinks)) = (&sinks, &dsinks) {
-            let (dout, out, lse) = (dout.of(arena), out.of(arena), lse.of(arena));
+            let dout = dout.of(arena);
+            let out = out.of(arena);
+            let lse = lse.of(arena);
             let (sinks, dsinks) = (sinks.of(arena), dsinks.of(arena));
             sink_gradients(&shape, dout, out, lse, sinks, accumulate, dsinks)
                 .map_err(|error| error.to_string())?;
@@ -140,7 +146,8 @@ pub(in super::super) fn prepare_merge(
         .map(|at| Ok((operands.input::<f32>(at)?, operands.input::<f32>(at + 1)?)));
     let parts: Vec<_> = parts.collect::<Result<_, KernelError>>()?;
     by_float!(operands, inputs, E => {
-        let (out, lse) = (operands.target::<E>(inputs)?, operands.target::<f32>(inputs + 1)?);
+        let out = operands.target::<E>(inputs)?;
+        let lse = operands.target::<f32>(inputs + 1)?;
         Ok(Box::new(move |arena| {
             let parts: Vec<(&[f32], &[f32])> =
                 parts.iter().map(|(out, lse)| (out.of(arena), lse.of(arena))).collect();

@@ -156,7 +156,8 @@ fn allowed<E: Element>(case: &Case<E>, shape: &oracle::Shape) -> Allowed {
     };
     for row @ (batch, head, token) in shape.rows() {
         let (p, lse) = oracle::probabilities(shape, &q, &k, &sinks, row);
-        let (at, out_at) = (shape.query(batch, token, head), shape.out(batch, token, head));
+        let at = shape.query(batch, token, head);
+        let out_at = shape.out(batch, token, head);
         let (query, dout) = (&q[at..][..width], &dout[out_at..][..value_width]);
         let out = &forward.out[out_at..][..value_width];
         let keys: Vec<usize> = (0..p.len()).map(|key| shape.key(batch, key, head)).collect();

@@ -92,7 +92,8 @@ impl Case {
 
     pub(crate) fn heads(&self) -> AttentionHeads {
         let Shape { heads, kv_heads, head_dim, value_dim, scale, causal, window, .. } = self.shape;
-        let (sinks, documents) = (self.sinks.is_some(), !self.shape.documents.is_empty());
+        let sinks = self.sinks.is_some();
+        let documents = !self.shape.documents.is_empty();
         AttentionHeads {
             heads,
             kv_heads,
@@ -138,14 +139,15 @@ impl Case {
     /// q, k, v and dout.
     pub(crate) fn inputs(&self) -> [HostTensor; 4] {
         let Shape { seq, head_dim, kv_heads, heads, .. } = self.shape;
-        let (query_len, key_len) =
-            (self.query_shape().iter().product(), self.key_shape().iter().product());
+        let query_len = self.query_shape().iter().product();
+        let key_len = self.key_shape().iter().product();
         let size = if let Data::Uniform(size) = self.data { size } else { 1.0 };
         let mut q = uniform(query_len, 1, size);
         let mut k = uniform(key_len, 2, 1.0);
-        let (value_len, out_len) =
-            (self.value_shape().iter().product(), self.out_shape().iter().product());
-        let (v, dout) = (uniform(value_len, 3, 1.0), uniform(out_len, 4, 1.0));
+        let value_len = self.value_shape().iter().product();
+        let out_len = self.out_shape().iter().product();
+        let v = uniform(value_len, 3, 1.0);
+        let dout = uniform(out_len, 4, 1.0);
         let key_token = |index: usize| index / (kv_heads * head_dim) % seq;
         match self.data {
             Data::Uniform(_) => {}
@@ -402,13 +404,13 @@ pub(crate) fn one_document_changes_no_bit(
         let mut inputs = vec![q.clone(), k.clone(), v.clone()];
         inputs.extend(case.extra_inputs());
         let op = Attention { heads: case.heads() };
-        let found = gpu.run_with(op, &inputs, &outputs, options(of_forward));
-        let [out, lse] = [&found[0], &found[1]].map(HostTensor::clone);
+        let results = gpu.run_with(op, &inputs, &outputs, options(of_forward));
+        let [out, lse] = [&results[0], &results[1]].map(HostTensor::clone);
         let mut inputs = vec![dout.clone(), q.clone(), k.clone(), v.clone(), out, lse];
         inputs.extend(case.extra_inputs());
         let op = AttentionBackward { heads: case.heads() };
         let gradients = gpu.run_with(op, &inputs, &gradients, options(of_backward));
-        found.iter().chain(&gradients).map(HostTensor::to_f64).collect::<Vec<_>>()
+        results.iter().chain(&gradients).map(HostTensor::to_f64).collect::<Vec<_>>()
     });
     for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
         assert!(got == expected, "heads of {head_dim}: result {index} has other bits");
@@ -441,7 +443,8 @@ fn what_the_kernels_do_not_take_is_said() {
             ..AttentionHeads::default()
         };
         let of = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
-        let (query, key) = (of(dtype, &[10, 4 * head_dim]), of(dtype, &[10, 2 * head_dim]));
+        let query = of(dtype, &[10, 4 * head_dim]);
+        let key = of(dtype, &[10, 2 * head_dim]);
         let lse = of(DType::F32, &[2, 4, 5]);
         let forward = [&query, &key, &key, &query, &lse].map(Clone::clone);
         let backward =

@@ -112,7 +112,9 @@ fn check_rows(gpu: &mut Gpu, case: &Case) {
     let step = count.div_ceil(ROWS_COMPARED) | 1;
     let of_row = |&(index, row): &(usize, (usize, usize, usize))| {
         let (batch, head, token) = row;
-        let (mut found, mut expected, mut bounds) = (Vec::new(), Vec::new(), Vec::new());
+        let mut actual = Vec::new();
+        let mut expected = Vec::new();
+        let mut bounds = Vec::new();
         let (p, row_lse) = probabilities(shape, &q, &k, &[], row);
         let difference = (lse[index] - row_lse).abs();
         let is_same = difference <= 1e-4 || lse[index].is_nan() && row_lse.is_nan();
@@ -123,18 +125,18 @@ fn check_rows(gpu: &mut Gpu, case: &Case) {
                 p.iter().enumerate().map(|(key, p)| p * size(value(key))).sum()
             };
             let out = of(|x| x);
-            found.push(got[shape.query(batch, token, head) + d]);
+            actual.push(got[shape.query(batch, token, head) + d]);
             expected.push(out);
             // Weights are rounded to BF16, and the result is.
             bounds.push(SLACK * HALF_ULP * (of(f64::abs) + out.abs()));
         }
-        [found, expected, bounds]
+        [actual, expected, bounds]
     };
     let rows: Vec<_> = shape.rows().enumerate().step_by(step).collect();
     let of_rows: Vec<[Vec<f64>; 3]> = rows.par_iter().map(of_row).collect();
-    let [found, expected, bounds] = [0, 1, 2]
+    let [actual, expected, bounds] = [0, 1, 2]
         .map(|of| of_rows.iter().flat_map(|row| row[of].iter().copied()).collect::<Vec<f64>>());
-    assert_within(&format!("{}: out", case.name()), &found, &expected, &bounds);
+    assert_within(&format!("{}: out", case.name()), &actual, &expected, &bounds);
 }
 
 trial!(long_sequences_on_wgmma);

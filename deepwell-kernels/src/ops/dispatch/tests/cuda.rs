@@ -60,18 +60,23 @@ fn check_ranks(gpu: &mut Gpu, mixture: Mixture, ranks: usize, capacity_factor: O
         assert_eq!(to_i32(got), *expected, "{name} of {what}");
     }
 
-    let own = experts / ranks;
-    let grouped = ops::GroupedRows::new(own, align);
+    let local_experts = experts / ranks;
+    let grouped = ops::GroupedRows::new(local_experts, align);
     let of_expert = to_ranks.capacity(Dim::fixed(tokens), top_k).times(ranks);
     let rows_of = RowsOf::Sent { of_expert };
     let op = ops::Dispatch { grouped, capacity_factor: None, rows_of };
     let received = sent.wanted[..slab * top_k].repeat(ranks);
     let buffer = op.buffer_rows(Dim::fixed(rows), top_k).and_then(|rows| rows.as_fixed());
     let buffer = buffer.expect("fixed sizes");
-    let outputs = [i32s(&[own + 1]), i32s(&[2, own]), i32s(&[rows, top_k]), i32s(&[buffer])];
+    let outputs = [
+        i32s(&[local_experts + 1]),
+        i32s(&[2, local_experts]),
+        i32s(&[rows, top_k]),
+        i32s(&[buffer]),
+    ];
     let wanted = HostTensor::i32(&[rows, top_k], &received);
     let got = gpu.run(op, &[wanted], &outputs, false, 1);
-    let expected = oracle::forward(&received, own, align, usize::MAX, buffer);
+    let expected = oracle::forward(&received, local_experts, align, usize::MAX, buffer);
     let expected = [expected.offsets, expected.load, expected.rows, expected.pairs];
     for ((name, got), expected) in
         ["offsets", "load", "rows", "pairs"].iter().zip(&got).zip(&expected)

@@ -130,7 +130,8 @@ fn check_quantized(
 
     let inputs = [&[gate.clone(), up.clone(), gates.clone()][..], &maps].concat();
     let op = ExpertSwiGlu { activation }.into();
-    let (name, of_core) = ("expert_swiglu_quantize", std::slice::from_ref(&out));
+    let name = "expert_swiglu_quantize";
+    let of_core = std::slice::from_ref(&out);
     check_fused(gpu, &op, name, &inputs, of_core, &how[..1], &what);
 
     let inputs = [&[dout, gate, up, gates][..], &maps].concat();

@@ -108,7 +108,9 @@ fn check<E: Element>(tier: Tier, counts: &[usize], n: usize, k: usize) {
         (groups.matrix(&mut random, k), groups.matrix(&mut random, n));
     let w: Vec<E> = random.normals(counts.len() * n * k);
     let (wide_x, wide_dy, wide_w) = (to_f64(&x), to_f64(&dy), to_f64(&w));
-    let (of_x, of_dy, of_w) = (magnitudes(&wide_x), magnitudes(&wide_dy), magnitudes(&wide_w));
+    let of_x = magnitudes(&wide_x);
+    let of_dy = magnitudes(&wide_dy);
+    let of_w = magnitudes(&wide_w);
     groups.poison(&mut x, k);
     groups.poison(&mut dy, n);
     let offsets = groups.offsets.as_slice();
@@ -125,25 +127,26 @@ fn check<E: Element>(tier: Tier, counts: &[usize], n: usize, k: usize) {
     let dw = oracle::weight_gradient(&wide_dy, &wide_x, offsets, k, n);
     let of_dw = allowed(&oracle::weight_gradient(&of_dy, &of_x, offsets, k, n), groups.used);
     for_thread_counts(|| {
-        let (mut y, mut dx) = (poisoned::<E>(groups.rows() * n), poisoned::<E>(groups.rows() * k));
+        let mut y = poisoned::<E>(groups.rows() * n);
+        let mut dx = poisoned::<E>(groups.rows() * k);
         case.run(GemmKind::Fprop, [of(&x), of(&w)], Output::overwrite(&mut y));
         case.run(GemmKind::Dgrad, [of(&dy), of(&w)], Output::overwrite(&mut dx));
         // Behind the groups both are zero, whatever lay there and was read from there.
         assert_close_each("y", &y, &expected[0], relative, &sizes[0]);
         assert_close_each("dx", &dx, &expected[1], relative, &sizes[1]);
-        let mut own = poisoned::<f32>(dw.len());
+        let mut dw_out = poisoned::<f32>(dw.len());
         for accumulate in [false, true] {
-            let out = Output::F32 { data: &mut own, accumulate };
+            let out = Output::F32 { data: &mut dw_out, accumulate };
             case.run(GemmKind::Wgrad, [of(&dy), of(&x)], out);
             let times = if accumulate { 2.0 } else { 1.0 };
             let expected: Vec<f64> = dw.iter().map(|dw| times * dw).collect();
             let of_dw: Vec<f64> = of_dw.iter().map(|size| times * size).collect();
-            assert_close_each("dw", &own, &expected, 0.0, &of_dw);
-            for (count, dw) in counts.iter().zip(own.chunks(n * k)) {
+            assert_close_each("dw", &dw_out, &expected, 0.0, &of_dw);
+            for (count, dw) in counts.iter().zip(dw_out.chunks(n * k)) {
                 assert!(*count > 0 || dw.iter().all(|dw| dw.to_bits() == 0), "exactly 0");
             }
         }
-        (y, dx, own)
+        (y, dx, dw_out)
     });
 }
 
@@ -158,7 +161,8 @@ impl Quantized {
     /// `[rows, columns]` along its rows, or turned around along its columns.
     fn new(source: &[f32], rows: usize, columns: usize, along_columns: bool) -> Quantized {
         let (outer, k) = if along_columns { (columns, rows) } else { (rows, columns) };
-        let (mut data, mut scales) = (vec![0; rows * columns], vec![0; scales_len(outer, k)]);
+        let mut data = vec![0; rows * columns];
+        let mut scales = vec![0; scales_len(outer, k)];
         let format = QuantFormat::MXFP8;
         let quantize = if along_columns { quantize_columns } else { quantize_rows };
         quantize(source, rows, columns, &format, &mut data, &mut scales).unwrap();
@@ -283,7 +287,8 @@ fn one_group_is_a_plain_gemm() {
     let (x, w): (Vec<bf16>, Vec<bf16>) = (random.normals(rows * k), random.normals(n * k));
     let tier = crate::cpu::gemm::best_tier();
     let case = Case { tier, sizes: Sizes { rows, n, k }, offsets: &[0, rows as i32] };
-    let (mut grouped, mut plain) = (poisoned::<bf16>(rows * n), poisoned::<bf16>(rows * n));
+    let mut grouped = poisoned::<bf16>(rows * n);
+    let mut plain = poisoned::<bf16>(rows * n);
     case.run(GemmKind::Fprop, [of(&x), of(&w)], Output::overwrite(&mut grouped));
     let (a, b) = (Operand::rows_bf16(&x, k), Operand::rows_bf16(&w, k));
     let out = Output::overwrite(&mut plain);

@@ -139,7 +139,8 @@ impl Case<'_> {
         let is_behind = |_: usize, block: usize| block * BLOCK >= end;
         let a = with_poison([n, rows], by_rows, kind, 7, is_behind);
         let b = with_poison([k, rows], by_rows, kind, 8, is_behind);
-        let (dy, x) = (transposed(&a.values, rows), transposed(&b.values, rows));
+        let dy = transposed(&a.values, rows);
+        let x = transposed(&b.values, rows);
         let sums = oracle::weight_gradient(&dy, &x, &offsets, k, n);
         let magnitudes = oracle::weight_gradient(&absolute(&dy), &absolute(&x), &offsets, k, n);
         let before = HostTensor::f32(&[count, n, k], &uniform(count * n * k, 5, 8.0));
@@ -159,7 +160,8 @@ impl Case<'_> {
             assert_close_to_magnitudes(&name, &got, &expected, &magnitudes, share, DType::F32);
             for group in (0..count).filter(|&group| groups[group] == 0) {
                 let of_group = group * n * k..(group + 1) * n * k;
-                let (got, expected) = (&got[of_group.clone()], &expected[of_group]);
+                let got = &got[of_group.clone()];
+                let expected = &expected[of_group];
                 let is_same = |(got, expected): (&f64, &f64)| got.to_bits() == expected.to_bits();
                 assert!(got.iter().zip(expected).all(is_same), "{name}: group {group}");
             }

@@ -30,7 +30,8 @@ fn activations(groups: &Groups, columns: usize, kind: Kind, seed: u64) -> HostTe
 /// All three GEMMs.
 fn check(gpu: &mut Gpu, groups: &Groups, kind: Kind) {
     let (rows, n, k, count) = (groups.rows.len(), groups.n, groups.k, groups.count());
-    let (x, dy) = (activations(groups, k, kind, 1), activations(groups, n, kind, 3));
+    let x = activations(groups, k, kind, 1);
+    let dy = activations(groups, n, kind, 3);
     let w = HostTensor::bf16(&[count, n, k], &kind.values(count * n * k, 2));
     let (offsets, grouped) = (&groups.offsets, groups.grouped());
     let mut run = |op: Op, a: &HostTensor, b: &HostTensor, out: &HostTensor, accumulate: bool| {

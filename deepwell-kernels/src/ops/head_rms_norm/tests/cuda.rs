@@ -54,7 +54,8 @@ pub(crate) fn check_forward(gpu: &mut Gpu, sizes: Sizes) {
 
 pub(crate) fn check_backward(gpu: &mut Gpu, sizes: Sizes, accumulate: bool) {
     let (tokens, heads, head_dim) = sizes;
-    let (rows, what) = (tokens * heads, format!("{sizes:?} accumulate={accumulate}"));
+    let rows = tokens * heads;
+    let what = format!("{sizes:?} accumulate={accumulate}");
     let shape = [tokens, heads * head_dim];
     let matrix = |seed, scale| HostTensor::bf16(&shape, &uniform(rows * head_dim, seed, scale));
     let (dy, x) = (matrix(1, 1.0), matrix(2, 3.0));

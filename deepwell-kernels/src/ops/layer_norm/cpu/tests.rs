@@ -57,7 +57,8 @@ fn check_forward<E: Element>(x: &[E], hidden: usize) {
     let exact = oracle::forward(&x_64, &to_f64(&weight), &to_f64(&bias), f64::from(EPS));
 
     for_thread_counts(|| {
-        let (mut y, mut mean) = (poisoned::<E>(x.len()), poisoned::<f32>(rows));
+        let mut y = poisoned::<E>(x.len());
+        let mut mean = poisoned::<f32>(rows);
         let mut rstd = poisoned::<f32>(rows);
         layer_norm_forward(x, &weight, &bias, EPS, &mut y, &mut mean, &mut rstd);
         let errors: Vec<(f64, f64)> = x_64
@@ -75,8 +76,10 @@ fn check_forward<E: Element>(x: &[E], hidden: usize) {
         (y, mean, rstd)
     });
     for_thread_counts(|| {
-        let (mut sum, mut y) = (poisoned::<E>(x.len()), poisoned::<E>(x.len()));
-        let (mut mean, mut rstd) = (poisoned::<f32>(rows), poisoned::<f32>(rows));
+        let mut sum = poisoned::<E>(x.len());
+        let mut y = poisoned::<E>(x.len());
+        let mut mean = poisoned::<f32>(rows);
+        let mut rstd = poisoned::<f32>(rows);
         add_layer_norm_forward(
             x, &delta, &weight, &bias, EPS, &mut sum, &mut y, &mut mean, &mut rstd,
         );

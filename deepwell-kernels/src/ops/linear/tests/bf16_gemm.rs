@@ -135,8 +135,8 @@ pub(crate) fn check_not_finite(gpu: &mut Gpu, options: RunOptions<'_>, inputs: u
     x[3 * inputs + inputs - 1] = f32::NAN;
     x[130 * inputs] = f32::INFINITY;
     w[134 * inputs + 1] = f32::NEG_INFINITY;
-    let (x, w) =
-        (HostTensor::bf16(&[tokens, inputs], &x), HostTensor::bf16(&[outputs, inputs], &w));
+    let x = HostTensor::bf16(&[tokens, inputs], &x);
+    let w = HostTensor::bf16(&[outputs, inputs], &w);
     let expected = linear::forward(&x.to_f64(), &w.to_f64(), None, inputs);
     let y = HostTensor::output(DType::Bf16, &[tokens, outputs]);
     let got = gpu.run_with(ops::Linear { bias: false }, &[x, w], &[y], options);

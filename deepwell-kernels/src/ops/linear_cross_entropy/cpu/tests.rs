@@ -54,7 +54,9 @@ impl<E: Element> Case<E> {
         gradients: Option<HeadGradients<'_, E>>,
         accumulate: bool,
     ) -> Result<(), CrossEntropyError> {
-        let (tokens, hidden, vocab) = (self.targets.len(), self.hidden, self.vocab);
+        let tokens = self.targets.len();
+        let hidden = self.hidden;
+        let vocab = self.vocab;
         let bytes = workspace_bytes::<E>(tokens, hidden, vocab, gradients.is_some());
         linear_cross_entropy_on(
             tier,
@@ -99,7 +101,8 @@ fn check<E: Element>(tokens: usize, hidden: usize, vocab: usize) {
     let rounding = if E::NAME == "bf16" { f64::from(E::UNIT_ROUNDOFF) } else { 0.0 };
     // Per dlogit: the softmax's error (of probabilities up to 1), the rounding to E.
     let dlogit_error = |dlogit: f64| scale * softmax_error + rounding * dlogit.abs();
-    let (mut dx_error, mut dw_error) = (vec![0.0; x.len()], vec![0.0; w.len()]);
+    let mut dx_error = vec![0.0; x.len()];
+    let mut dw_error = vec![0.0; w.len()];
     for token in (0..tokens).filter(|&token| case.targets[token] != IGNORED_TARGET) {
         for word in 0..vocab {
             let dlogit = expected.dlogits[token * vocab + word];

@@ -44,8 +44,8 @@ fn check(gpu: &mut Gpu, mixture: Mixture, columns: usize, capacity: usize) {
 
     // Of a sum: the bits of the sum, stored, and of its rows brought back.
     let z = HostTensor::bf16(&[rows, columns], &uniform(rows * columns, 3, 4.0));
-    let whole = HostTensor::output(DType::Bf16, &[rows, columns]);
-    let sum = gpu.run(ops::Add {}, &[y.clone(), z.clone()], &[whole], false, 1);
+    let sum_output = HostTensor::output(DType::Bf16, &[rows, columns]);
+    let sum = gpu.run(ops::Add {}, &[y.clone(), z.clone()], &[sum_output], false, 1);
     let inputs = [&sum[..], &maps].concat();
     let apart = gpu.run(ops::Unpermute {}, &inputs, std::slice::from_ref(&out), false, 1);
     let inputs = [&[y, z][..], &maps].concat();

@@ -55,8 +55,10 @@ pub(crate) fn reference<S: Source>(
 ) -> Vec<Vec<u8>> {
     let Quantize { format: spec, axis } = quantize;
     let len = rows * columns;
-    let (mut data, mut scales) = (vec![0; len], vec![0; scales_len(rows, columns)]);
-    let (mut data_t, mut scales_t) = (vec![0; len], vec![0; scales_len(columns, rows)]);
+    let mut data = vec![0; len];
+    let mut scales = vec![0; scales_len(rows, columns)];
+    let mut data_t = vec![0; len];
+    let mut scales_t = vec![0; scales_len(columns, rows)];
     let by_row = (&mut data[..], &mut scales[..]);
     let by_column = (&mut data_t[..], &mut scales_t[..]);
     let stats = match axis {

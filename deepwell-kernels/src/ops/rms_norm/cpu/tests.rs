@@ -24,7 +24,8 @@ fn check_forward<E: Element>(x: &[E], hidden: usize) {
     let rounding = f64::from(E::UNIT_ROUNDOFF) + f32_error(hidden);
 
     for_thread_counts(|| {
-        let (mut y, mut rstd) = (poisoned::<E>(x.len()), poisoned::<f32>(rows));
+        let mut y = poisoned::<E>(x.len());
+        let mut rstd = poisoned::<f32>(rows);
         rms_norm_forward(x, &weight, EPS, &mut y, &mut rstd);
         let expected = oracle::forward(&to_f64(x), &to_f64(&weight), f64::from(EPS));
         assert_close("rstd", &rstd, &expected.rstd, f32_error(hidden), 0.0);
@@ -33,13 +34,15 @@ fn check_forward<E: Element>(x: &[E], hidden: usize) {
         (y, rstd)
     });
     for_thread_counts(|| {
-        let (mut sum, mut y) = (poisoned::<E>(x.len()), poisoned::<E>(x.len()));
+        let mut sum = poisoned::<E>(x.len());
+        let mut y = poisoned::<E>(x.len());
         let mut rstd = poisoned::<f32>(rows);
         add_rms_norm_forward(x, &delta, &weight, EPS, &mut sum, &mut y, &mut rstd);
         let added: Vec<f64> = to_f64(x).iter().zip(to_f64(&delta)).map(|(x, d)| x + d).collect();
         assert_close("sum", &sum, &added, f64::from(E::UNIT_ROUNDOFF), 0.0);
         // The norm of the sum as stored: identical to the plain kernel on it.
-        let (mut y_plain, mut rstd_plain) = (poisoned::<E>(x.len()), poisoned::<f32>(rows));
+        let mut y_plain = poisoned::<E>(x.len());
+        let mut rstd_plain = poisoned::<f32>(rows);
         rms_norm_forward(&sum, &weight, EPS, &mut y_plain, &mut rstd_plain);
         assert_eq!(y, y_plain);
         assert_eq!(rstd, rstd_plain);

@@ -194,7 +194,8 @@ pub(crate) fn check_ends_of_scales(gpu: &mut Gpu, kernel: Kernel) {
         let is_same = got == expected
             || (got.is_nan() && !expected.is_finite())
             || (got - expected).abs() <= blocks as f64 * 2f64.powi(-149);
-        let (row, column) = (ends[index / ends.len()], ends[index % ends.len()]);
+        let row = ends[index / ends.len()];
+        let column = ends[index % ends.len()];
         assert!(is_same, "scales {row} and {column}: {got}, expected {expected}");
     }
 }

@@ -27,7 +27,8 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize, kind: &str) {
         let x: Vec<f32> = source.to_f64().iter().map(|&x| x as f32).collect();
         let by_column = axis == Axis::Column;
         let (outer, k) = if by_column { (columns, rows) } else { (rows, columns) };
-        let (mut data, mut plain) = (vec![0; x.len()], vec![0; scales_len(outer, k)]);
+        let mut data = vec![0; x.len()];
+        let mut plain = vec![0; scales_len(outer, k)];
         let quantize = if by_column { quantize_columns::<f32> } else { quantize_rows::<f32> };
         quantize(&x, rows, columns, &QuantFormat::MXFP8, &mut data, &mut plain).unwrap();
         let stream = StochasticRound::stream("stochastic_round") | u64::from(KEY[1] as u32);

@@ -31,14 +31,14 @@ pub(crate) fn check_embedding(gpu: &mut Gpu, (count, width, vocab, parts): Sizes
     let dout = HostTensor::bf16(&[count, width], &uniform(count * width, 2, 1.0));
     let tokens = tokens_of(count, vocab, false);
     let given = HostTensor::i32(&[count], &tokens);
-    for place in 0..parts {
-        let slice = VocabSlice::of(vocab, place, parts).expect("equal parts");
-        let own = rows_of(&table, &slice, width);
-        let expected = oracle::embedding(&tokens, &own.to_f64(), &slice, width);
+    for rank in 0..parts {
+        let slice = VocabSlice::of(vocab, rank, parts).expect("equal parts");
+        let slice_rows = rows_of(&table, &slice, width);
+        let expected = oracle::embedding(&tokens, &slice_rows.to_f64(), &slice, width);
         let output = [HostTensor::output(DType::Bf16, &[count, width])];
         let op = ops::VocabParallelEmbedding { slice, padding: None };
-        let got = gpu.run(op, &[given.clone(), own], &output, false, 1);
-        assert_eq!(got[0].to_f64(), expected, "{place} of {parts}");
+        let got = gpu.run(op, &[given.clone(), slice_rows], &output, false, 1);
+        assert_eq!(got[0].to_f64(), expected, "{rank} of {parts}");
         let mut expected = oracle::embedding_backward(&tokens, &dout.to_f64(), &slice, width);
         // The first row of the second rank, whose gradient the others do not have.
         let padding = Some(slice.vocab / parts);
@@ -51,7 +51,7 @@ pub(crate) fn check_embedding(gpu: &mut Gpu, (count, width, vocab, parts): Sizes
         // A rounding for each of the tokens that add to a row.
         let relative = count as f64 * f64::from(f32::EPSILON) / 2.0;
         let tolerance = Tolerance { absolute: relative * 2.0, relative };
-        assert_close(&format!("dtable {place}"), &got[0].to_f64(), &expected, tolerance);
+        assert_close(&format!("dtable {rank}"), &got[0].to_f64(), &expected, tolerance);
     }
 }
 
@@ -63,17 +63,18 @@ pub(crate) fn check_head(gpu: &mut Gpu, (count, hidden, vocab, parts): Sizes) {
     let given = HostTensor::i32(&[count], &targets);
     let scale = 1.0 / count as f32;
     let slices: Vec<VocabSlice> =
-        (0..parts).map(|place| VocabSlice::of(vocab, place, parts).expect("equal")).collect();
+        (0..parts).map(|rank| VocabSlice::of(vocab, rank, parts).expect("equal")).collect();
     // Sums of `hidden` terms in FP32, of which some are rounded to 2^-22 by ex2.approx.
     let relative = (hidden as f64 + 8.0) * f64::from(f32::EPSILON);
     let near = Tolerance { absolute: relative * hidden as f64, relative: relative * hidden as f64 };
     let mut all = Vec::new();
     for slice in &slices {
-        let own = rows_of(&w, slice, hidden);
-        let expected = oracle::sums(&x.to_f64(), &own.to_f64(), &targets, slice, hidden);
+        let slice_rows = rows_of(&w, slice, hidden);
+        let expected = oracle::sums(&x.to_f64(), &slice_rows.to_f64(), &targets, slice, hidden);
         let output = [HostTensor::output(DType::F32, &[count, 3])];
         let op = ops::VocabParallelSums { slice: *slice };
-        let got = gpu.run(op, &[x.clone(), own, given.clone()], &output, false, 1)[0].to_f64();
+        let got =
+            gpu.run(op, &[x.clone(), slice_rows, given.clone()], &output, false, 1)[0].to_f64();
         assert_close("sums", &got, &expected.concat(), near);
         all.extend(got.into_iter().map(|sum| sum as f32));
     }
@@ -90,8 +91,9 @@ pub(crate) fn check_head(gpu: &mut Gpu, (count, hidden, vocab, parts): Sizes) {
         linear_cross_entropy::oracle::forward(&wide_x, &wide_w, &targets, hidden, f64::from(scale));
     let mut dx = vec![0.0; count * hidden];
     for slice in &slices {
-        let own = rows_of(&w, slice, hidden);
-        let inputs = [x.clone(), own, given.clone(), HostTensor::f32(&[1], &[scale]), sums.clone()];
+        let slice_rows = rows_of(&w, slice, hidden);
+        let inputs =
+            [x.clone(), slice_rows, given.clone(), HostTensor::f32(&[1], &[scale]), sums.clone()];
         let ranks = parts;
         let output = [HostTensor::output(DType::F32, &[1])];
         let op = ops::VocabParallelCrossEntropy { slice: *slice, ranks };

@@ -10,7 +10,7 @@ use crate::capture::WeightPacking;
 /// stored as `[outputs, inputs]`, columns of a weight stored as `[inputs, outputs]`. In a stack
 /// stored as one tensor, each matrix or vector is a part in the same way.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredPart {
+pub struct StoredSlice {
     /// The stored tensor, without the `transformer.` prefix of some GPT-2 files.
     pub name: String,
     /// Row-major shape of the stored tensor.
@@ -30,25 +30,25 @@ pub struct StoredPart {
     pub packing: Option<WeightPacking>,
 }
 
-impl StoredPart {
+impl StoredSlice {
     /// A parameter stored as is.
-    pub fn whole(name: &str, shape: &[usize]) -> StoredPart {
+    pub fn whole(name: &str, shape: &[usize]) -> StoredSlice {
         let (name, shape) = (name.to_string(), shape.to_vec());
         let (start, step, transposed, stacked) = (0, 1, false, false);
-        StoredPart { name, shape, start, step, transposed, stacked, matrix: None, packing: None }
+        StoredSlice { name, shape, start, step, transposed, stacked, matrix: None, packing: None }
     }
 
     /// Matrix `index` of a stack, stored separately and as is.
-    pub fn of_stack(name: &str, shape: &[usize], index: usize) -> StoredPart {
-        StoredPart { matrix: Some(index), ..StoredPart::whole(name, shape) }
+    pub fn of_stack(name: &str, shape: &[usize], index: usize) -> StoredSlice {
+        StoredSlice { matrix: Some(index), ..StoredSlice::whole(name, shape) }
     }
 
     /// Range of elements in a parameter of shape `shape`, and the shape of these elements.
     ///
     /// ```
-    /// use deepwell_ir::capture::StoredPart;
+    /// use deepwell_ir::capture::StoredSlice;
     ///
-    /// let expert = StoredPart::of_stack("experts.2.w1.weight", &[4, 3], 2);
+    /// let expert = StoredSlice::of_stack("experts.2.w1.weight", &[4, 3], 2);
     /// assert_eq!(expert.elements_of(&[8, 4, 3]), (24..36, &[4, 3][..]));
     /// ```
     pub fn elements_of<'a>(&self, shape: &'a [usize]) -> (Range<usize>, &'a [usize]) {
@@ -71,7 +71,7 @@ impl StoredPart {
         Some(places.map(|at| stored[at]).collect())
     }
 
-    /// Inverse of [`StoredPart::extract`]: writes the parameter's values into the stored tensor;
+    /// Inverse of [`StoredSlice::extract`]: writes the parameter's values into the stored tensor;
     /// `None` if the lengths do not fit.
     pub fn insert(&self, values: &[f32], shape: &[usize], stored: &mut [f32]) -> Option<()> {
         let fits = stored.len() == self.shape.iter().product::<usize>()
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_lie_where_their_outputs_are() {
+    fn slices_lie_where_their_outputs_are() {
         for (stored, start, transposed, shape, expected) in [
             (vec![4, 2], 1, false, vec![2, 2], Some(vec![2.0, 3.0, 4.0, 5.0])),
             (vec![2, 4], 1, true, vec![2, 2], Some(vec![1.0, 5.0, 2.0, 6.0])),
@@ -130,21 +130,21 @@ mod tests {
             (vec![8], 0, true, vec![8], None),
             (vec![4, 2], usize::MAX, false, vec![2, 2], None),
         ] {
-            let whole = StoredPart::whole("w", &stored);
-            let part = StoredPart { start, transposed, ..whole };
+            let whole = StoredSlice::whole("w", &stored);
+            let slice = StoredSlice { start, transposed, ..whole };
             let values: Vec<f32> = (0..8).map(|value| value as f32).collect();
-            assert_eq!(part.extract(&values, &shape), expected, "{part:?}");
+            assert_eq!(slice.extract(&values, &shape), expected, "{slice:?}");
             let mut back = vec![-1.0; 8];
-            let inserted = part.insert(&expected.clone().unwrap_or_default(), &shape, &mut back);
-            assert_eq!(inserted.is_some(), expected.is_some(), "{part:?}");
-            assert_eq!(inserted.and_then(|()| part.extract(&back, &shape)), expected, "{part:?}");
-            assert_eq!(part.extract(&values[1..], &shape), None, "{part:?}");
+            let inserted = slice.insert(&expected.clone().unwrap_or_default(), &shape, &mut back);
+            assert_eq!(inserted.is_some(), expected.is_some(), "{slice:?}");
+            assert_eq!(inserted.and_then(|()| slice.extract(&back, &shape)), expected, "{slice:?}");
+            assert_eq!(slice.extract(&values[1..], &shape), None, "{slice:?}");
         }
     }
 
     /// Two experts in the layout of gpt-oss, with gate and up projection (or biases) interleaved.
     #[test]
-    fn parts_of_stacks_take_turns() {
+    fn slices_of_stacks_take_turns() {
         for (stored, start, step, transposed, shape, expected) in [
             // Two inputs, two outputs, interleaved along the last axis.
             (vec![2, 2, 2], 0, 2, true, vec![2, 1, 2], Some(vec![0.0, 2.0, 4.0, 6.0])),
@@ -165,13 +165,13 @@ mod tests {
             (vec![2, 4], 1, 2, false, vec![2, 3], None),
             (vec![2, 4], 0, 2, false, vec![1, 2], None),
         ] {
-            let whole = StoredPart::whole("w", &stored);
-            let part = StoredPart { start, step, transposed, stacked: true, ..whole };
+            let whole = StoredSlice::whole("w", &stored);
+            let slice = StoredSlice { start, step, transposed, stacked: true, ..whole };
             let values: Vec<f32> = (0..8).map(|value| value as f32).collect();
-            assert_eq!(part.extract(&values, &shape), expected, "{part:?}");
+            assert_eq!(slice.extract(&values, &shape), expected, "{slice:?}");
             let mut back = vec![-1.0; 8];
-            let inserted = part.insert(&expected.clone().unwrap_or_default(), &shape, &mut back);
-            assert_eq!(inserted.and_then(|()| part.extract(&back, &shape)), expected, "{part:?}");
+            let inserted = slice.insert(&expected.clone().unwrap_or_default(), &shape, &mut back);
+            assert_eq!(inserted.and_then(|()| slice.extract(&back, &shape)), expected, "{slice:?}");
         }
     }
 }

@@ -2,19 +2,19 @@
 
 use super::super::DataError;
 use super::super::cuts::Cuts;
-use super::super::encode::{Piece, for_each_group};
+use super::super::encode::{Segment, for_each_group};
 use super::super::records::Fields;
 use super::super::source::Document;
 use super::super::split::{Choice, HELDOUT_ONE_IN, HeldoutBytes, choose, total};
 
 /// The two parts of a corpus. Each part is the bytes `start..end` of its concatenated documents,
 /// with `start` and `end` moved forward to the next line.
-pub(super) struct Parts<'a> {
-    pub(super) train: Part<'a>,
-    pub(super) heldout: Part<'a>,
+pub(super) struct CorpusSplits<'a> {
+    pub(super) train: CorpusSlice<'a>,
+    pub(super) heldout: CorpusSlice<'a>,
 }
 
-pub(super) struct Part<'a> {
+pub(super) struct CorpusSlice<'a> {
     documents: Vec<&'a Document>,
     fields: &'a Fields,
     start: u64,
@@ -28,7 +28,7 @@ pub(super) struct Extent {
     pub(super) bytes: u64,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> CorpusSplits<'a> {
     /// Splits the corpus like a data set: held out are the documents that are first in the data
     /// set's held-out order, up to 5 % of the bytes. A text that cannot be split by document is
     /// split by position. A data set of the same inputs holds out these documents too, and more if
@@ -47,8 +47,8 @@ impl<'a> Parts<'a> {
                 let cut = bytes_total - bytes_total / HELDOUT_ONE_IN;
                 let documents: Vec<&Document> = documents.iter().collect();
                 let heldout =
-                    Part { documents: documents.clone(), fields, start: cut, end: u64::MAX };
-                let train = Part { documents, fields, start: 0, end: cut.min(bytes_max) };
+                    CorpusSlice { documents: documents.clone(), fields, start: cut, end: u64::MAX };
+                let train = CorpusSlice { documents, fields, start: 0, end: cut.min(bytes_max) };
                 return Self { train, heldout };
             }
         };
@@ -63,13 +63,13 @@ impl<'a> Parts<'a> {
             }
         }
         Self {
-            train: Part { documents: train, fields, start: 0, end: bytes_max },
-            heldout: Part { documents: heldout, fields, start: 0, end: u64::MAX },
+            train: CorpusSlice { documents: train, fields, start: 0, end: bytes_max },
+            heldout: CorpusSlice { documents: heldout, fields, start: 0, end: u64::MAX },
         }
     }
 }
 
-impl<'a> Part<'a> {
+impl<'a> CorpusSlice<'a> {
     /// The first `bytes` of this part, extended to the end of a line.
     pub(super) fn up_to(&self, bytes: u64) -> Self {
         let end = self.end.min(self.start.saturating_add(bytes));
@@ -85,37 +85,37 @@ impl<'a> Part<'a> {
     /// Reads this part in order, as groups of pieces that are cut at line ends if possible.
     pub(super) fn read(
         &self,
-        work: &mut dyn FnMut(&[Piece<'a>]) -> Result<(), DataError>,
+        work: &mut dyn FnMut(&[Segment<'a>]) -> Result<(), DataError>,
     ) -> Result<Extent, DataError> {
         let mut needed = Vec::new();
-        let (mut place, mut skipped) = (0, 0);
+        let (mut offset, mut skipped) = (0, 0);
         for &document in &self.documents {
-            let begins = place;
-            place += document.bytes;
-            if place <= self.start {
-                skipped = place;
+            let begins = offset;
+            offset += document.bytes;
+            if offset <= self.start {
+                skipped = offset;
             } else if begins < self.end {
                 needed.push(document);
             }
         }
-        let mut place = skipped;
+        let mut offset = skipped;
         let mut extent = Extent::default();
         let mut last: Option<&Document> = None;
         for_each_group(&needed, Cuts::Lines, self.fields, &mut |group| {
             let mut inside = Vec::with_capacity(group.len());
-            for piece in group {
-                let text = piece.text();
-                let start = line_after(&text, self.start.saturating_sub(place));
-                let end = line_after(&text, self.end.saturating_sub(place));
-                place += text.len() as u64;
+            for segment in group {
+                let text = segment.text();
+                let start = line_after(&text, self.start.saturating_sub(offset));
+                let end = line_after(&text, self.end.saturating_sub(offset));
+                offset += text.len() as u64;
                 if start < end {
                     let data = text[start..end].to_vec();
-                    let Piece { document, ends_document, .. } = *piece;
+                    let Segment { document, ends_document, .. } = *segment;
                     extent.bytes += data.len() as u64;
                     extent.files +=
                         u64::from(last.is_none_or(|last| !std::ptr::eq(last, document)));
                     last = Some(document);
-                    inside.push(Piece { document, data, chat: None, ends_document });
+                    inside.push(Segment { document, data, chat: None, ends_document });
                 }
             }
             work(&inside)
@@ -124,21 +124,21 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Returns the first start of a line at or after `place`, otherwise of a character; the end if
+/// Returns the first start of a line at or after `offset`, otherwise of a character; the end if
 /// none.
-fn line_after(data: &[u8], place: u64) -> usize {
-    let mut place = match usize::try_from(place) {
+fn line_after(data: &[u8], offset: u64) -> usize {
+    let mut offset = match usize::try_from(offset) {
         Ok(0) => return 0,
-        Ok(place) if place < data.len() => place,
+        Ok(offset) if offset < data.len() => offset,
         _ => return data.len(),
     };
-    if let Some(newline) = data[place - 1..].iter().position(|&byte| byte == b'\n') {
-        return place + newline;
+    if let Some(newline) = data[offset - 1..].iter().position(|&byte| byte == b'\n') {
+        return offset + newline;
     }
-    while place < data.len() && data[place] & 0xc0 == 0x80 {
-        place += 1;
+    while offset < data.len() && data[offset] & 0xc0 == 0x80 {
+        offset += 1;
     }
-    place
+    offset
 }
 
 #[cfg(test)]
@@ -149,7 +149,7 @@ mod tests {
     fn cuts_are_at_lines_else_at_characters() {
         let check = |text: &str, expected: &[usize]| {
             let found: Vec<usize> = (0..=text.len() as u64 + 1)
-                .map(|place| line_after(text.as_bytes(), place))
+                .map(|offset| line_after(text.as_bytes(), offset))
                 .collect();
             assert_eq!(found, expected, "{text:?}");
         };

@@ -31,7 +31,7 @@ pub(super) const TILED_COLS_MAX: usize = TILED_ELEMENTS_MAX / TILE_ROWS;
 
 /// Whole rows, or a part of one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct Region {
     /// First row, counted over all matrices.
     pub(super) row: usize,
     pub(super) rows: usize,
@@ -39,7 +39,7 @@ pub(super) struct Piece {
     pub(super) cols: usize,
 }
 
-impl Piece {
+impl Region {
     pub(super) fn elements(self) -> usize {
         self.rows * self.cols
     }
@@ -74,17 +74,18 @@ impl Piece {
 /// for each column of the piece and each matrix with rows in it. The arguments are the column, the
 /// index of the first element, its row in the piece, and the number of consecutive rows.
 pub(super) fn for_each_run<E>(
-    piece: Piece,
+    region: Region,
     matrices: Matrices,
     mut run: impl FnMut(usize, u64, usize, usize) -> Result<(), E>,
 ) -> Result<(), E> {
     let Matrices { rows, cols, .. } = matrices;
     let mut done = 0;
-    while done < piece.rows {
-        let (matrix, row) = ((piece.row + done) / rows, (piece.row + done) % rows);
-        let count = (rows - row).min(piece.rows - done);
-        for col in 0..piece.cols {
-            let first = (matrix * cols + piece.col + col) as u64 * rows as u64 + row as u64;
+    while done < region.rows {
+        let matrix = (region.row + done) / rows;
+        let row = (region.row + done) % rows;
+        let count = (rows - row).min(region.rows - done);
+        for col in 0..region.cols {
+            let first = (matrix * cols + region.col + col) as u64 * rows as u64 + row as u64;
             run(col, first, done, count)?;
         }
         done += count;
@@ -93,11 +94,15 @@ pub(super) fn for_each_run<E>(
 }
 
 /// The pieces of a tensor, which depend only on its shape, layout and orientation.
-pub(super) fn pieces(matrices: Matrices, layout: ScaleLayout, is_inputs_first: bool) -> Vec<Piece> {
+pub(super) fn regions(
+    matrices: Matrices,
+    layout: ScaleLayout,
+    is_inputs_first: bool,
+) -> Vec<Region> {
     let Matrices { count, rows, cols } = matrices;
-    let mut pieces = Vec::new();
+    let mut regions = Vec::new();
     if count * rows * cols == 0 {
-        return pieces;
+        return regions;
     }
     let piece_elements = if is_inputs_first { TURNED_PIECE_ELEMENTS } else { PIECE_ELEMENTS };
     let rows_at_once = piece_elements / cols;
@@ -106,28 +111,28 @@ pub(super) fn pieces(matrices: Matrices, layout: ScaleLayout, is_inputs_first: b
             for row in 0..count * rows {
                 for col in (0..cols).step_by(piece_elements) {
                     let cols = piece_elements.min(cols - col);
-                    pieces.push(Piece { row, rows: 1, col, cols });
+                    regions.push(Region { row, rows: 1, col, cols });
                 }
             }
         }
         ScaleLayout::Plain => {
             for row in (0..count * rows).step_by(rows_at_once) {
                 let rows = rows_at_once.min(count * rows - row);
-                pieces.push(Piece { row, rows, col: 0, cols });
+                regions.push(Region { row, rows, col: 0, cols });
             }
         }
         ScaleLayout::Tiled => {
             let rows_at_once = (rows_at_once / TILE_ROWS).max(1) * TILE_ROWS;
             for matrix in 0..count {
                 for row in (0..rows).step_by(rows_at_once) {
-                    let piece_rows = rows_at_once.min(rows - row);
+                    let region_rows = rows_at_once.min(rows - row);
                     let row = matrix * rows + row;
-                    pieces.push(Piece { row, rows: piece_rows, col: 0, cols });
+                    regions.push(Region { row, rows: region_rows, col: 0, cols });
                 }
             }
         }
     }
-    pieces
+    regions
 }
 
 /// Runs `work` on each of `items` with the threads of the current rayon pool, each with its own
@@ -187,13 +192,13 @@ mod tests {
                 {
                     let stored = Stored { format, layout };
                     let (mut element, mut data, mut scales) = (0, 0, 0);
-                    for piece in pieces(matrices, layout, is_inputs_first) {
-                        assert_eq!(piece.first(matrices), element);
-                        assert_eq!(piece.data_begin(matrices, stored), data);
-                        assert_eq!(piece.scales_begin(matrices, stored), scales);
-                        element += piece.elements() as u64;
-                        data += (piece.rows * stored.data_len(piece.cols)) as u64;
-                        let part = Matrices { count: 1, rows: piece.rows, cols: piece.cols };
+                    for region in regions(matrices, layout, is_inputs_first) {
+                        assert_eq!(region.first(matrices), element);
+                        assert_eq!(region.data_begin(matrices, stored), data);
+                        assert_eq!(region.scales_begin(matrices, stored), scales);
+                        element += region.elements() as u64;
+                        data += (region.rows * stored.data_len(region.cols)) as u64;
+                        let part = Matrices { count: 1, rows: region.rows, cols: region.cols };
                         scales += stored.matrix_scales_len(part) as u64;
                     }
                     assert_eq!(element, (count * rows * cols) as u64);
@@ -209,14 +214,15 @@ mod tests {
         for (count, rows, cols) in [(1, 1, 1), (3, 5, 7), (2, 700, 2000), (1, 1, 3_000_000)] {
             let matrices = Matrices { count, rows, cols };
             let mut seen = vec![false; count * rows * cols];
-            for piece in pieces(matrices, ScaleLayout::Plain, true) {
-                let all = for_each_run(piece, matrices, |col, first, done, run| {
+            for region in regions(matrices, ScaleLayout::Plain, true) {
+                let all = for_each_run(region, matrices, |col, first, done, run| {
                     for i in 0..run {
                         let element = first as usize + i;
                         // Position of the element in the file: matrix, input, output.
-                        let (matrix, rest) = (element / (rows * cols), element % (rows * cols));
+                        let matrix = element / (rows * cols);
+                        let rest = element % (rows * cols);
                         let (input, output) = (rest / rows, rest % rows);
-                        let expected = (piece.row + done + i, piece.col + col);
+                        let expected = (region.row + done + i, region.col + col);
                         assert_eq!((matrix * rows + output, input), expected);
                         assert!(!std::mem::replace(&mut seen[element], true));
                     }
