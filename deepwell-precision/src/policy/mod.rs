@@ -36,6 +36,8 @@
 //! A `*` in a glob matches any run of characters, dots included; `?` matches one, `[ab]` one of a
 //! set and `{a,b}` one of several words.
 
+use std::collections::{HashMap, HashSet};
+
 use globset::{Glob, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
@@ -266,11 +268,16 @@ impl PrecisionPolicy {
         N: Into<String>,
         R: Into<String>,
     {
-        for (tensor, reason) in tensors {
-            let forced = Forced { tensor: tensor.into(), reason: reason.into() };
-            self.forced_bf16.retain(|old| old.tensor != forced.tensor);
-            self.forced_bf16.push(forced);
-        }
+        let new = tensors
+            .into_iter()
+            .map(|(tensor, reason)| Forced { tensor: tensor.into(), reason: reason.into() });
+        self.forced_bf16.extend(new);
+        // The newest of each name. A model has thousands.
+        let mut known = HashSet::new();
+        let is_newest: Vec<bool> =
+            self.forced_bf16.iter().rev().map(|forced| known.insert(&forced.tensor)).collect();
+        let mut is_newest = is_newest.into_iter().rev();
+        self.forced_bf16.retain(|_| is_newest.next().unwrap_or_default());
         self
     }
 
@@ -296,7 +303,8 @@ impl PrecisionPolicy {
             }
         }
         self.rules = rules;
-        self.forced_bf16.retain(|forced| names.contains(&forced.tensor.as_str()));
+        let names: HashSet<&str> = names.iter().copied().collect();
+        self.forced_bf16.retain(|forced| names.contains(forced.tensor.as_str()));
         Ok(self)
     }
 
@@ -338,24 +346,24 @@ impl PrecisionPolicy {
                 });
             }
         }
-        for forced in &self.forced_bf16 {
-            let mut matched = false;
-            for (tensor, decision) in tensors.iter().zip(&mut decisions) {
-                if tensor.name == forced.tensor {
-                    matched = true;
-                    if decision.format.is_quantized() {
-                        decision.format = Format::Bf16;
-                        decision.reason.clone_from(&forced.reason);
-                    }
-                }
+        let reasons: HashMap<&str, &str> = (self.forced_bf16.iter())
+            .map(|forced| (forced.tensor.as_str(), forced.reason.as_str()))
+            .collect();
+        let mut matched = HashSet::new();
+        for (tensor, decision) in tensors.iter().zip(&mut decisions) {
+            let Some(&reason) = reasons.get(tensor.name) else { continue };
+            matched.insert(tensor.name);
+            if decision.format.is_quantized() {
+                (decision.format, decision.reason) = (Format::Bf16, reason.to_owned());
             }
-            if !matched {
-                return Err(PolicyError::UnknownTensor {
-                    name: forced.tensor.clone(),
-                    tensor_count: tensors.len(),
-                    hint: nearest_hint(&forced.tensor, tensors.iter().map(|tensor| tensor.name)),
-                });
-            }
+        }
+        let is_unknown = |forced: &&Forced| !matched.contains(forced.tensor.as_str());
+        if let Some(forced) = self.forced_bf16.iter().find(is_unknown) {
+            return Err(PolicyError::UnknownTensor {
+                name: forced.tensor.clone(),
+                tensor_count: tensors.len(),
+                hint: nearest_hint(&forced.tensor, tensors.iter().map(|tensor| tensor.name)),
+            });
         }
         Ok(decisions.into_iter().map(|decision| self.assignment(decision)).collect())
     }

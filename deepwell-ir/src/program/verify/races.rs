@@ -8,8 +8,8 @@ use crate::{Access, ByteRange, Order, Program};
 #[derive(Clone, Debug, Default)]
 struct Users {
     writer: Option<usize>,
-    /// Last reader on each stream since the last write.
-    readers: BTreeMap<usize, usize>,
+    /// Last reader on each stream since the last write, with the stream: there are few.
+    readers: Vec<(usize, usize)>,
 }
 
 /// The arena in stretches of bytes with the same users, by offset; each stretch ends at the begin
@@ -21,9 +21,12 @@ struct Stretches {
 impl Stretches {
     /// Splits the stretch at `offset`.
     fn split(&mut self, offset: usize) {
-        let before = self.by_offset.range(..=offset).next_back();
-        let users = before.map(|(_, users)| users.clone()).unwrap_or_default();
-        self.by_offset.entry(offset).or_insert(users);
+        let users = match self.by_offset.range(..=offset).next_back() {
+            Some((&first, _)) if first == offset => return,
+            Some((_, users)) => users.clone(),
+            None => Users::default(),
+        };
+        self.by_offset.insert(offset, users);
     }
 
     fn within(&mut self, range: ByteRange) -> impl Iterator<Item = &mut Users> {
@@ -35,12 +38,11 @@ impl Stretches {
     fn write(&mut self, range: ByteRange, call: usize) {
         self.split(range.offset);
         self.split(range.end());
-        let inside: Vec<usize> =
-            self.by_offset.range(range.offset..range.end()).map(|(&offset, _)| offset).collect();
-        for offset in inside {
+        let within = range.offset + 1..range.end();
+        while let Some((&offset, _)) = self.by_offset.range(within.clone()).next() {
             self.by_offset.remove(&offset);
         }
-        let users = Users { writer: Some(call), readers: BTreeMap::new() };
+        let users = Users { writer: Some(call), readers: Vec::new() };
         self.by_offset.insert(range.offset, users);
     }
 }
@@ -63,7 +65,7 @@ pub(super) fn check(program: &Program, order: &Order) -> Result<(), String> {
             .collect();
         for &(range, only_reads) in &used {
             for users in stretches.within(range) {
-                let readers = users.readers.values().filter(|_| !only_reads);
+                let readers = users.readers.iter().map(|(_, call)| call).filter(|_| !only_reads);
                 let beside = users
                     .writer
                     .iter()
@@ -79,7 +81,11 @@ pub(super) fn check(program: &Program, order: &Order) -> Result<(), String> {
                     ));
                 }
                 if only_reads {
-                    users.readers.insert(order.stream(index), index);
+                    let stream = order.stream(index);
+                    match users.readers.iter_mut().find(|reader| reader.0 == stream) {
+                        Some(reader) => reader.1 = index,
+                        None => users.readers.push((stream, index)),
+                    }
                 }
             }
         }
