@@ -232,7 +232,8 @@ fn attempt(
         let (name, limit) = (name_of(&candidate), format_bytes(limit_bytes));
         Ok(Attempt::TooLarge(format!("{name}: needs {needed}, {limit} may be used")))
     };
-    let mut programs = match lower_stages(graph, &candidate, catalog, target, limit_bytes)? {
+    let shared = SharedGraph::of(graph, &candidate, catalog, target)?;
+    let mut programs = match lower_stages(&shared, parallel, catalog, target, limit_bytes)? {
         Stages::Within(programs) => programs,
         Stages::Beyond(peak_bytes) => {
             return too_large(format!("{} or more", format_bytes(peak_bytes)));
@@ -243,7 +244,8 @@ fn attempt(
     let fallbacks: Vec<Program> = match &in_bf16 {
         None => Vec::new(),
         Some(in_bf16) => {
-            let shared = SharedGraph::of(graph, in_bf16, catalog, target)?;
+            let other = shared.differentiated();
+            let shared = SharedGraph::in_precision(&other, graph, in_bf16, catalog, target)?;
             let of_stage = |program: &Program| shared.lower_stage(catalog, &program.target);
             programs.iter().map(of_stage).collect::<Result<_, _>>()?
         }
@@ -354,15 +356,13 @@ enum Stages {
 /// stage. It ends at the first stage that alone needs more than `limit_bytes`: a search tries many
 /// plans, and the first stage holds the most micro-batches.
 fn lower_stages(
-    graph: &Graph,
-    plan: &Plan,
+    shared: &SharedGraph<'_>,
+    parallel: Parallel,
     catalog: &dyn KernelCatalog,
     target: &Target,
     limit_bytes: u64,
 ) -> Result<Stages, PlanError> {
-    let parallel = plan.parallel;
     let ranks = parallel.world_size() / parallel.pipeline;
-    let shared = SharedGraph::of(graph, plan, catalog, target)?;
     let mut programs = Vec::with_capacity(parallel.pipeline);
     for stage in 0..parallel.pipeline {
         let target = target.clone().as_rank(parallel.ranks(stage * ranks));

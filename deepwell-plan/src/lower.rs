@@ -7,10 +7,11 @@ use deepwell_ir::{
     InputRole, IrError, KernelCatalog, KernelRequest, MemoryKind, Mode, Node, NodeId, Op, Operand,
     OperandType, Order, ParameterState, Phase, Plane, Program, Schedule, Shard, Slotted, StreamId,
     Tag, Target, Tensor, TensorId, TensorKind, TensorPrecision, TensorType, Unstored, Value,
-    ValueId, expert_row_alignment, fuse, storage_bytes, verify_program,
+    ValueId, fuse, storage_bytes,
 };
 
 use crate::schedule::StageHandover;
+use crate::stages::StagePasses;
 use crate::{Plan, PlanError};
 
 mod bodies;
@@ -45,6 +46,7 @@ pub use self::fallback::{arena_bytes_with_fallback, lower_fallback, lower_within
 pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
 pub use self::inference::{Inference, lower_inference, lower_scoring};
 use self::pipeline::Pipeline;
+pub(crate) use self::shared_graph::Differentiated;
 pub use self::shared_graph::SharedGraph;
 use self::tensor::Splits;
 
@@ -60,8 +62,7 @@ pub fn lower(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Program, PlanError> {
-    let scheduling = Scheduling::of_stage(plan, target)?;
-    lower_scheduled(graph, plan, &scheduling, catalog, target)
+    SharedGraph::of(graph, plan, catalog, target)?.lower_stage(catalog, target)
 }
 
 /// In which order a step runs, and what runs beside what.
@@ -94,12 +95,11 @@ impl Scheduling<'_> {
         }
     }
 
-    /// That of a rank's stage, as the plan has it.
-    fn of_stage(plan: &Plan, target: &Target) -> Result<Scheduling<'static>, PlanError> {
-        let (passes, handover) = crate::stages::passes(plan, target)?;
+    /// That of a rank with its stage's passes.
+    fn of_stage((passes, handover): StagePasses, target: &Target) -> Scheduling<'static> {
         // Ranks of a processor compute and exchange in turns, and would keep more for nothing.
         let overlaps = target.arch != "cpu" && target.ranks.world_size > 1;
-        Ok(Scheduling { passes, handover, overlaps, ..Scheduling::of(plan) })
+        Scheduling { passes, handover, stream_of: None, overlaps }
     }
 }
 
@@ -120,14 +120,15 @@ pub fn lower_scheduled(
     shared.lower_scheduled(scheduling, catalog, target)
 }
 
-/// What a rank has of each layer: its part of the tokens, heads and columns, and its experts.
+/// What a rank has of each layer: its part of the tokens, heads and columns, and its experts. Groups
+/// of rows are a multiple of `align`, as the formats of the whole model want, whichever part of it a
+/// rank has.
 fn part_of_layers(
     graph: &Graph,
     plan: &Plan,
+    align: usize,
     target: &Target,
 ) -> Result<(Graph, Splits), PlanError> {
-    // As many rows as the formats of the whole model want, whichever part of it a rank has.
-    let align = expert_row_alignment(graph, &plan.policy)?;
     let (own, mut splits) = tensor::split(graph, plan, target)?;
     let (own, of_experts) = expand_for_rank(&own, align, target)?;
     splits.extend(of_experts);
@@ -478,6 +479,7 @@ impl<'a> Lowering<'a> {
         cost
     }
 
+    /// The program, which is not verified yet.
     fn finish(
         mut self,
         mode: Mode,
@@ -519,7 +521,6 @@ impl<'a> Lowering<'a> {
             precision,
             unstored,
         };
-        verify_program(&program)?;
         Ok(program)
     }
 

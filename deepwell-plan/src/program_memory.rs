@@ -13,16 +13,20 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use deepwell_ir::{Graph, IrError, KernelCatalog, Program, Recompute, Target, layer_kinds};
+use deepwell_ir::{
+    Graph, IrError, KernelCatalog, PrecisionPolicy, Program, Recompute, Target, keep_layers,
+    layer_kinds,
+};
 
 use self::few_layers::{Chunks, FewLayers, More};
 pub use self::parts::ProgramBytes;
 use self::parts::{InFlight, Parts};
 use crate::autoplan::base_plan;
+use crate::lower::{Differentiated, SharedGraph, fallback_plan};
 use crate::memory::StageLayers;
 use crate::schedule::{handovers, in_flight};
 use crate::stages::orders_of;
-use crate::{ModelShape, Parallel, Plan, PlanError, PlanRequest, Strategy, lower, lower_fallback};
+use crate::{ModelShape, Parallel, Plan, PlanError, PlanRequest, Strategy};
 
 /// Micro-batches for each stage after which a schedule has reached its most in flight.
 const MICRO_BATCHES_OF_STAGE: usize = 4;
@@ -40,6 +44,8 @@ pub struct ProgramMemory<'a> {
     /// The device of a rank among others.
     pub among_ranks: Target,
     kinds: Vec<usize>,
+    /// By the layers that are kept.
+    models: RefCell<HashMap<Vec<usize>, Rc<FewLayersModel>>>,
     lowered: RefCell<HashMap<Key, Rc<LoweredStages>>>,
     known: RefCell<HashMap<(Key, bool), Known>>,
     in_flight: RefCell<HashMap<Pipeline, Rc<Vec<InFlight>>>>,
@@ -80,9 +86,16 @@ struct LoweredStages {
     more: Vec<Option<(More, LoweredStage)>>,
 }
 
+/// The model with few layers, and its policy.
+struct FewLayersModel {
+    graph: Graph,
+    policy: PrecisionPolicy,
+}
+
 /// What a program was lowered from, for the same all in BF16.
 struct LoweredStage {
-    graph: Graph,
+    model: Rc<FewLayersModel>,
+    differentiated: Rc<Differentiated>,
     plan: Plan,
     target: Target,
     program: Program,
@@ -97,7 +110,7 @@ impl<'a> ProgramMemory<'a> {
         [alone, among_ranks]: [Target; 2],
     ) -> ProgramMemory<'a> {
         let kinds = layer_kinds(graph);
-        let (lowered, known, in_flight) = Default::default();
+        let (models, lowered, known, in_flight) = Default::default();
         ProgramMemory {
             graph,
             request,
@@ -105,6 +118,7 @@ impl<'a> ProgramMemory<'a> {
             alone,
             among_ranks,
             kinds,
+            models,
             lowered,
             known,
             in_flight,
@@ -141,11 +155,13 @@ impl<'a> ProgramMemory<'a> {
         if self.within(&one_stream, limit_bytes, false)?.is_none() {
             return Ok(None);
         }
-        let on_one = self.within(&one_stream, limit_bytes, true)?;
-        if on_one.is_none() || plan.has_one_stream() || self.alone.arch == "cpu" {
-            return Ok(on_one);
+        if !plan.has_one_stream() && self.alone.arch != "cpu" {
+            let on_several = self.within(&plan, limit_bytes, true)?;
+            if on_several.is_some() {
+                return Ok(on_several);
+            }
         }
-        Ok(self.within(&plan, limit_bytes, true)?.or(on_one))
+        self.within(&one_stream, limit_bytes, true)
     }
 
     /// Bytes that live within a step on the first stage of a strategy, of its layers alone, with
@@ -298,15 +314,40 @@ impl<'a> ProgramMemory<'a> {
         few: &FewLayers,
         more: Option<(usize, More)>,
     ) -> Result<LoweredStage, PlanError> {
-        let (graph, stages) = few.graph(self.graph, &self.kinds, more)?;
+        let (kept, stages) = few.kept(self.graph.layer_count(), &self.kinds, more);
+        let model = self.model(kept)?;
         let FewLayers { parallel, micro_batches, .. } = *few;
-        let names: Vec<&str> = graph.parameters().map(|(_, it)| it.name.as_str()).collect();
-        let policy = plan.policy.clone().of_part(&names).map_err(IrError::from)?;
+        let policy = model.policy.clone();
         let plan = Plan { parallel, micro_batches, stages, policy, ..plan.clone() };
         let rank = few.stage * parallel.world_size() / parallel.pipeline;
         let target = self.target(parallel).clone().as_rank(parallel.ranks(rank));
-        let program = lower(&graph, &plan, self.catalog, &target)?;
-        Ok(LoweredStage { graph, plan, target, program })
+        let shared = SharedGraph::of(&model.graph, &plan, self.catalog, &target)?;
+        let program = shared.count_stage(self.catalog, &target)?;
+        let differentiated = shared.differentiated();
+        Ok(LoweredStage { model, differentiated, plan, target, program })
+    }
+
+    fn model(&self, kept: Vec<usize>) -> Result<Rc<FewLayersModel>, PlanError> {
+        if let Some(known) = self.models.borrow().get(&kept) {
+            return Ok(known.clone());
+        }
+        let graph = keep_layers(self.graph, &kept)?;
+        let names: Vec<&str> = graph.parameters().map(|(_, it)| it.name.as_str()).collect();
+        let policy = self.request.policy.clone().of_part(&names).map_err(IrError::from)?;
+        let model = Rc::new(FewLayersModel { graph, policy });
+        self.models.borrow_mut().insert(kept, model.clone());
+        Ok(model)
+    }
+}
+
+impl LoweredStage {
+    /// The program all in BF16, where anything is quantized.
+    fn fallback(&self, catalog: &dyn KernelCatalog) -> Result<Option<Program>, PlanError> {
+        let LoweredStage { model, differentiated, plan, target, program } = self;
+        let Some(in_bf16) = fallback_plan(plan, program) else { return Ok(None) };
+        let shared =
+            SharedGraph::in_precision(differentiated, &model.graph, &in_bf16, catalog, target)?;
+        Ok(Some(shared.count_stage(catalog, target)?))
     }
 }
 
@@ -318,12 +359,8 @@ impl LoweredStages {
         with_fallback: bool,
     ) -> Result<Growth, PlanError> {
         let parts = |lowered: &LoweredStage| -> Result<Parts, PlanError> {
-            let LoweredStage { graph, plan, target, program } = lowered;
-            let fallback = match with_fallback {
-                true => lower_fallback(graph, plan, program, catalog, target)?,
-                false => None,
-            };
-            Ok(Parts::of(program, fallback.as_ref()))
+            let fallback = if with_fallback { lowered.fallback(catalog)? } else { None };
+            Ok(Parts::of(&lowered.program, fallback.as_ref()))
         };
         let more = self.more.iter().map(|more| {
             let Some((more, lowered)) = more else { return Ok(None) };

@@ -28,7 +28,7 @@ use std::fmt;
 use serde::Serialize;
 
 use self::candidates::Candidates;
-use crate::memory::stage_memory_estimate;
+use crate::memory::{stage_memory_estimate, stage_states};
 use crate::step_time::{LayerTimes, StepTime, first_full_stage, step_time_known};
 use crate::{PlanError, Strategy};
 
@@ -307,6 +307,11 @@ const TOO_LARGE: &str = "needs more memory than a GPU has";
 /// Bytes of the fullest stage, as an error where they are too many.
 fn memory(request: &SearchRequest, at: &Strategy) -> Result<f64, f64> {
     let rules = request.memory_rules();
+    // Most combinations end here.
+    let states = stage_states(&request.shape, at, &rules, 0);
+    if !at.offload && states * CLOSED_FORM_MIN > request.memory_limit_bytes() {
+        return Err(states);
+    }
     let of = |stage| stage_memory_estimate(&request.shape, at, &rules, request.seq, stage).device();
     let mut bytes = of(0).max(of(at.pp - 1));
     let fullest = first_full_stage(&request.shape, at);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use deepwell_ir::{Binding, Graph, Node, Phase, Schedule, Slotted, Target};
+use deepwell_ir::{Binding, Graph, Node, Phase, Schedule, Slotted};
 
 use crate::schedule::{Pass, PipelineOp, StageHandover, handovers, in_flight, orders};
 use crate::{Parallel, Plan, PlanError};
@@ -73,23 +73,22 @@ fn partition(costs: &[u64], parts: usize) -> Vec<usize> {
     cut
 }
 
-/// The passes of a rank, and what it receives between them: 1F1B over the stages of its pipeline,
-/// interleaved where they have several chunks, or a zero-bubble schedule; F B F B … where there is
-/// one stage, which receives nothing.
+/// The passes of a stage, and what it receives between them.
+pub(crate) type StagePasses = (Schedule, Option<StageHandover>);
+
+/// The passes of each stage: 1F1B over the stages of a pipeline, interleaved where they have several
+/// chunks, or a zero-bubble schedule; F B F B … where there is one stage, which receives nothing.
 ///
 /// # Errors
 /// As [`passes_of`], and micro-batches that no interleaved schedule takes.
-pub(crate) fn passes(
-    plan: &Plan,
-    target: &Target,
-) -> Result<(Schedule, Option<StageHandover>), PlanError> {
-    let stage = plan.parallel.pipeline_place(target.ranks.rank as usize);
+pub(crate) fn passes_of_stages(plan: &Plan) -> Result<Vec<StagePasses>, PlanError> {
     let orders = orders_of(plan.parallel, plan.micro_batches)?;
-    let handover = match orders.len() {
-        1 => None,
-        _ => Some(handovers(&orders, plan.parallel.chunks)?.swap_remove(stage)),
+    let handovers: Vec<Option<StageHandover>> = match orders.len() {
+        1 => vec![None],
+        _ => handovers(&orders, plan.parallel.chunks)?.into_iter().map(Some).collect(),
     };
-    Ok((passes_of(&orders[stage])?, handover))
+    let passes = |(order, handover): (&Vec<PipelineOp>, _)| Ok((passes_of(order)?, handover));
+    orders.iter().zip(handovers).map(passes).collect()
 }
 
 /// The order of each stage's passes.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use deepwell_ir::{
     Graph, KernelCatalog, Mode, Node, Op, Phase, Program, Schedule, Slotted, Target,
-    apply_served_precision,
+    apply_served_precision, expert_row_alignment, verify_program,
 };
 use deepwell_precision::QuantFormat;
 
@@ -30,7 +30,9 @@ pub fn lower_evaluation(
     target: &Target,
 ) -> Result<Program, PlanError> {
     let serves = |format: &QuantFormat| catalog.serves(format, target);
-    let (own, splits) = part_of_layers(&without_router_losses(graph), plan, target)?;
+    let graph = without_router_losses(graph);
+    let align = expert_row_alignment(&graph, &plan.policy)?;
+    let (own, splits) = part_of_layers(&graph, plan, align, target)?;
     let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
     let (quantized, precision) = apply_served_precision(&cut, &plan.policy, &serves)?;
     let quantized = context::part_of_sequences(Cow::Owned(quantized), plan, target)?;
@@ -45,7 +47,9 @@ pub fn lower_evaluation(
     for chunk in 0..lowering.chunks() {
         lowering.body_of_chunk(Phase::Forward, chunk)?;
     }
-    lowering.finish(Mode::Evaluate, precision, Some(training))
+    let program = lowering.finish(Mode::Evaluate, precision, Some(training))?;
+    verify_program(&program)?;
+    Ok(program)
 }
 
 /// The graph without the auxiliary losses of routers: what is evaluated is how well tokens are

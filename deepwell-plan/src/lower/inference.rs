@@ -2,7 +2,7 @@
 
 use deepwell_ir::{
     DType, Graph, KernelCatalog, MemoryKind, Mode, Op, ParameterState, Phase, PrecisionPolicy,
-    Program, Schedule, Target, TensorKind, ValueId, apply_served_precision,
+    Program, Schedule, Target, TensorKind, ValueId, apply_served_precision, verify_program,
 };
 use deepwell_precision::QuantFormat;
 
@@ -104,12 +104,14 @@ fn lower_forward(
     // A head that the policy leaves in FP32 is the master itself.
     let head = lowering.value(head);
     let weights = lowering.finish(Mode::Evaluate, precision.clone(), None)?;
+    verify_program(&weights)?;
 
     let mut lowering = Lowering::new(&graph, &plan, catalog, target, &once);
     lowering.masters();
     lowering.body(Phase::Forward)?;
     let rows = lowering.value(rows);
     let forward = lowering.finish(Mode::Evaluate, precision, Some(&weights))?;
+    verify_program(&forward)?;
     Ok(Inference { weights, forward, rows, head })
 }
 

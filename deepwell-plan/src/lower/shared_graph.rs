@@ -3,15 +3,16 @@
 //! Ranks of the same place among data-, tensor- and expert-parallel ranks have the same graph until
 //! each takes its stage of it, whichever stage that is. So where programs of all stages are wanted,
 //! the passes up to there run once: over the whole model they take longer than all that follows for
-//! a stage.
+//! a stage. Up to precision they are those of all precisions.
 
 use std::borrow::Cow;
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 
 use deepwell_ir::{
     Binding, Graph, GroupId, KernelCatalog, Mode, Phase, ProcessGroup, Program, Target,
-    TensorPrecision, apply_served_precision, defer_weight_gradients, differentiate, recompute,
+    TensorPrecision, apply_served_precision, defer_weight_gradients, differentiate,
+    expert_row_alignment, recompute, verify_program,
 };
 use deepwell_precision::QuantFormat;
 
@@ -21,17 +22,49 @@ use super::{
     Lowering, Scheduling, check_ranks, context, fuse_for, overlap_collectives, part_of_layers,
     streams,
 };
+use crate::stages::{StagePasses, passes_of_stages};
 use crate::{Plan, PlanError};
+
+/// The training graph of a model in high precision, cut into stages.
+pub(crate) struct Differentiated {
+    graph: Graph,
+    splits: Splits,
+    pipeline: Option<Pipeline>,
+    /// Rows that groups of experts' rows are a multiple of: precision decides it.
+    align: usize,
+    /// The rank that the passes were run for.
+    rank: usize,
+    /// Passes of each stage, once they were asked for.
+    passes: OnceCell<Vec<StagePasses>>,
+}
+
+impl Differentiated {
+    fn of(graph: &Graph, plan: &Plan, target: &Target) -> Result<Differentiated, PlanError> {
+        plan.parallel.check()?;
+        check_ranks(plan, target)?;
+        let align = expert_row_alignment(graph, &plan.policy)?;
+        let (own, splits) = part_of_layers(graph, plan, align, target)?;
+        let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
+        let graph = recompute(&differentiate(&cut)?, plan.recompute)?;
+        let rank = target.ranks.rank as usize;
+        Ok(Differentiated { graph, splits, pipeline, align, rank, passes: OnceCell::new() })
+    }
+
+    fn passes_of_stages(&self, plan: &Plan) -> Result<&[StagePasses], PlanError> {
+        if let Some(known) = self.passes.get() {
+            return Ok(known);
+        }
+        let passes = passes_of_stages(plan)?;
+        Ok(self.passes.get_or_init(|| passes))
+    }
+}
 
 /// The training graph of a model, cut into stages and quantized.
 pub struct SharedGraph<'a> {
     plan: &'a Plan,
+    differentiated: Rc<Differentiated>,
     quantized: Graph,
     precision: Vec<TensorPrecision>,
-    splits: Splits,
-    pipeline: Option<Pipeline>,
-    /// The rank that the passes were run for.
-    rank: usize,
     /// Of context-parallel ranks, by their group: the ends of a pipeline have one group more.
     of_sequences: RefCell<Vec<(GroupId, Rc<Graph>)>>,
 }
@@ -47,23 +80,48 @@ impl<'a> SharedGraph<'a> {
         catalog: &dyn KernelCatalog,
         target: &Target,
     ) -> Result<SharedGraph<'a>, PlanError> {
-        plan.parallel.check()?;
-        check_ranks(plan, target)?;
-        let (own, splits) = part_of_layers(graph, plan, target)?;
-        let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
-        let differentiated = recompute(&differentiate(&cut)?, plan.recompute)?;
+        let differentiated = Rc::new(Differentiated::of(graph, plan, target)?);
+        SharedGraph::quantized(differentiated, plan, catalog, target)
+    }
+
+    /// That of `plan`, which differs in precision alone from the one that `other` is of.
+    ///
+    /// # Errors
+    /// As [`SharedGraph::of`].
+    pub(crate) fn in_precision(
+        other: &Rc<Differentiated>,
+        graph: &Graph,
+        plan: &'a Plan,
+        catalog: &dyn KernelCatalog,
+        target: &Target,
+    ) -> Result<SharedGraph<'a>, PlanError> {
+        if expert_row_alignment(graph, &plan.policy)? != other.align {
+            return SharedGraph::of(graph, plan, catalog, target);
+        }
+        SharedGraph::quantized(other.clone(), plan, catalog, target)
+    }
+
+    fn quantized(
+        differentiated: Rc<Differentiated>,
+        plan: &'a Plan,
+        catalog: &dyn KernelCatalog,
+        target: &Target,
+    ) -> Result<SharedGraph<'a>, PlanError> {
         let serves = |format: &QuantFormat| catalog.serves(format, target);
         let (quantized, precision) =
-            apply_served_precision(&differentiated, &plan.policy, &serves)?;
+            apply_served_precision(&differentiated.graph, &plan.policy, &serves)?;
         Ok(SharedGraph {
             plan,
+            differentiated,
             quantized,
             precision,
-            splits,
-            pipeline,
-            rank: target.ranks.rank as usize,
             of_sequences: RefCell::default(),
         })
+    }
+
+    /// What [`SharedGraph::in_precision`] starts from.
+    pub(crate) fn differentiated(&self) -> Rc<Differentiated> {
+        self.differentiated.clone()
     }
 
     /// The program of `target`'s stage.
@@ -75,7 +133,20 @@ impl<'a> SharedGraph<'a> {
         catalog: &dyn KernelCatalog,
         target: &Target,
     ) -> Result<Program, PlanError> {
-        self.lower_scheduled(&Scheduling::of_stage(self.plan, target)?, catalog, target)
+        self.lower_scheduled(&self.scheduling(target)?, catalog, target)
+    }
+
+    /// [`SharedGraph::lower_stage`] to count its memory alone: no rank runs it, and its rules are not
+    /// verified.
+    ///
+    /// # Errors
+    /// As [`SharedGraph::lower_stage`].
+    pub(crate) fn count_stage(
+        &self,
+        catalog: &dyn KernelCatalog,
+        target: &Target,
+    ) -> Result<Program, PlanError> {
+        self.lower_unverified(&self.scheduling(target)?, catalog, target)
     }
 
     /// [`SharedGraph::lower_stage`] in another order.
@@ -88,10 +159,29 @@ impl<'a> SharedGraph<'a> {
         catalog: &dyn KernelCatalog,
         target: &Target,
     ) -> Result<Program, PlanError> {
+        let program = self.lower_unverified(scheduling, catalog, target)?;
+        verify_program(&program)?;
+        Ok(program)
+    }
+
+    fn scheduling(&self, target: &Target) -> Result<Scheduling<'static>, PlanError> {
+        check_ranks(self.plan, target)?;
+        let stage = self.plan.parallel.pipeline_place(target.ranks.rank as usize);
+        let passes = self.differentiated.passes_of_stages(self.plan)?[stage].clone();
+        Ok(Scheduling::of_stage(passes, target))
+    }
+
+    fn lower_unverified(
+        &self,
+        scheduling: &Scheduling<'_>,
+        catalog: &dyn KernelCatalog,
+        target: &Target,
+    ) -> Result<Program, PlanError> {
         let plan = self.plan;
+        let Differentiated { splits, pipeline, .. } = &*self.differentiated;
         check_ranks(plan, target)?;
         self.check_place(target)?;
-        let pipeline = self.pipeline.as_ref().map(|pipeline| pipeline.of_rank(plan, target));
+        let pipeline = pipeline.as_ref().map(|pipeline| pipeline.of_rank(plan, target));
         let of_sequences = self.of_sequences(target)?;
         let whole = Cow::Borrowed(of_sequences.as_deref().unwrap_or(&self.quantized));
         let own = part_of_rank(whole, pipeline.as_ref())?;
@@ -104,7 +194,7 @@ impl<'a> SharedGraph<'a> {
             graph = overlap_collectives::order_for_overlap(&graph, &binding);
         }
         let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
-        (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), self.splits.clone());
+        (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), splits.clone());
         (lowering.overlaps, lowering.handover) =
             (scheduling.overlaps, scheduling.handover.as_ref());
         lowering.persistent_values(Mode::Train);
@@ -147,12 +237,13 @@ impl<'a> SharedGraph<'a> {
     fn check_place(&self, target: &Target) -> Result<(), PlanError> {
         let ranks_of_stage = self.plan.parallel.world_size() / self.plan.parallel.pipeline;
         let rank = target.ranks.rank as usize;
-        if rank % ranks_of_stage == self.rank % ranks_of_stage {
+        let own = self.differentiated.rank;
+        if rank % ranks_of_stage == own % ranks_of_stage {
             return Ok(());
         }
         Err(PlanError::Request {
             what: "rank of the target",
-            expected: format!("one at the place of rank {} in its stage", self.rank),
+            expected: format!("one at the place of rank {own} in its stage"),
             got: rank.to_string(),
         })
     }

@@ -2,8 +2,6 @@
 
 use std::ops::Range;
 
-use deepwell_ir::{Graph, IrError, keep_layers};
-
 use crate::{Parallel, Plan};
 
 /// Stages that make a difference: the first, one between, the last.
@@ -122,13 +120,13 @@ impl FewLayers {
         }
     }
 
-    /// The model with these layers and one for each other stage, and the layers of each stage.
-    pub(super) fn graph(
+    /// These layers of the model and one for each other stage, and how many each stage has.
+    pub(super) fn kept(
         &self,
-        graph: &Graph,
+        layer_count: usize,
         kinds: &[usize],
         more: Option<(usize, More)>,
-    ) -> Result<(Graph, Vec<usize>), IrError> {
+    ) -> (Vec<usize>, Vec<usize>) {
         let stages = self.parallel.pipeline;
         let mut kept: Vec<usize> = Vec::new();
         let mut layers: Vec<usize> = Vec::new();
@@ -158,10 +156,9 @@ impl FewLayers {
             kept.extend(own);
         }
         let others = stages - 1 - self.stage;
-        kept.extend(graph.layer_count() - others..graph.layer_count());
+        kept.extend(layer_count - others..layer_count);
         layers.extend(vec![1; others]);
-        let few = keep_layers(graph, &kept)?;
-        Ok((few, if stages == 1 { Vec::new() } else { layers }))
+        (kept, if stages == 1 { Vec::new() } else { layers })
     }
 }
 

@@ -135,16 +135,30 @@ impl Sizes {
             self.persistent[kind] + all * further / layers
         });
         let grow = |own: i64, from: i64, to: i64| own + of_chunk * (to - from) / layers;
+        let local_alive = grow(self.local_alive, from.local_alive, to.local_alive);
+        // By how much packing exceeds what is alive differs from program to program, and is no
+        // layer's: a share of it.
+        let local = match [from, to].map(Sizes::packing_share) {
+            [Some(of_from), Some(of_to)] if local_alive > 0 => {
+                (local_alive as f64 * of_from.max(of_to)) as i64
+            }
+            _ => grow(self.local, from.local, to.local),
+        };
         Sizes {
             persistent,
             host_slot: grow(self.host_slot, from.host_slot, to.host_slot),
             slot: grow(self.slot, from.slot, to.slot),
             slot_shared: grow(self.slot_shared, from.slot_shared, to.slot_shared),
-            local: grow(self.local, from.local, to.local),
-            local_alive: grow(self.local_alive, from.local_alive, to.local_alive),
+            local,
+            local_alive,
             local_shared: grow(self.local_shared, from.local_shared, to.local_shared),
             place: grow(self.place, from.place, to.place),
         }
+    }
+
+    /// What lives within a body over what is alive at its fullest call.
+    fn packing_share(self) -> Option<f64> {
+        (self.local_alive > 0).then(|| self.local as f64 / self.local_alive as f64)
     }
 
     fn persistent(&self, in_flight: &InFlight) -> i64 {
