@@ -46,6 +46,7 @@ pub use self::fallback::{arena_bytes_with_fallback, lower_fallback, lower_within
 pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
 pub use self::inference::{Inference, lower_inference, lower_scoring};
 use self::pipeline::Pipeline;
+pub(crate) use self::quantized_all_gather::block_slice;
 pub(crate) use self::shared_graph::Differentiated;
 pub use self::shared_graph::SharedGraph;
 use self::tensor::Splits;

@@ -5,6 +5,7 @@
 //! them; data-parallel communication and the optimizer follow.
 
 mod data_parallel;
+mod gathered;
 mod layers;
 
 use serde::{Deserialize, Serialize};
@@ -55,6 +56,11 @@ pub struct StepRules {
     /// Whether attention is Deepwell's, whose kernels for rings and for Blackwell are portable.
     #[serde(default)]
     pub own_attention: bool,
+    /// Whether ranks gather weights as Deepwell's do: FP32 masters after an update; in ZeRO-2 and 3
+    /// BF16 copies, or data and scales of those that are quantized where slices are whole blocks.
+    /// Else they gather BF16 copies.
+    #[serde(default)]
+    pub own_gather: bool,
     /// Rows of the busiest expert rank over the mean.
     pub expert_imbalance: f64,
     /// Limits the pairs of an expert to so many times the even share. All-to-alls then carry whole
@@ -84,6 +90,7 @@ impl StepRules {
         unfused: 1.0,
         attention: 1.0,
         own_attention: false,
+        own_gather: false,
         expert_imbalance: 1.0,
         capacity_factor: None,
         fp8: false,

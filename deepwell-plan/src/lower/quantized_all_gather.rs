@@ -226,7 +226,7 @@ impl Lowering<'_> {
 }
 
 /// Shape of the slices of a parameter that as many ranks cut between blocks, if they can.
-fn block_slice(shape: &[usize], ranks: usize) -> Option<Vec<usize>> {
+pub(crate) fn block_slice(shape: &[usize], ranks: usize) -> Option<Vec<usize>> {
     let first = *shape.first()?;
     let can_be = match shape.len() {
         2 => first.is_multiple_of(SLICE_ROWS * ranks),

@@ -95,13 +95,15 @@ impl SearchRequest {
         if gpus > 1 { self.outside_bytes } else { self.outside_bytes.min(CONTEXT_BYTES) }
     }
 
-    pub(crate) fn step_rules(&self) -> StepRules {
+    /// How Deepwell's own steps run.
+    pub fn step_rules(&self) -> StepRules {
         StepRules {
             fp8: self.fp8,
             // With a capacity, ranks send the rows that they keep.
             expert_gather: self.capacity_factor.is_none(),
             loss_traffic: (8.0, 6.0),
             own_attention: true,
+            own_gather: true,
             tp_exposed: TP_EXPOSED,
             expert_imbalance: self
                 .capacity_factor

@@ -21,20 +21,23 @@ impl Cost<'_> {
         let (shape, at) = (self.shape, self.at);
         let held = StageLayers::of(shape, at, 0);
         let of_layers = layer_parameters(shape, at, &held);
-        let (mut dense, routed) = (of_layers.dense, of_layers.routed);
         let tables = if at.pp == 1 && !shape.tied { 2.0 } else { 1.0 };
-        dense += tables * (shape.vocab * shape.hidden) as f64 / at.tp as f64;
-        let ranks = at.dp * at.cp;
+        let tables = tables * (shape.vocab * shape.hidden) as f64 / at.tp as f64;
+        let (dense, routed) = (of_layers.dense + tables, of_layers.routed);
+        let (ranks, of_experts) = (at.dp * at.cp, at.expert_dp());
+        let [mut of_dense, of_routed] = self.gathered_layers(&held, [ranks, of_experts]);
+        of_dense = of_dense.times(of_layers.dense).plus(self.gathered_table().times(tables));
+        let of_routed = of_routed.times(routed);
         let groups = [
-            (dense, ranks, self.local(ranks, at.tp)),
-            (routed, at.expert_dp(), self.local(at.expert_dp(), at.etp * at.ep)),
+            (dense, of_dense, ranks, self.local(ranks, at.tp)),
+            (routed, of_routed, of_experts, self.local(of_experts, at.etp * at.ep)),
         ];
         let (mut reduce, mut gather) = (0.0, 0.0);
-        let mut held_states = 0.0;
+        let (mut held_states, mut copied) = (0.0, 0.0);
         // Where a rank has room for its part only, each layer is reduced and gathered by itself, by
         // the protocol that NCCL takes for so few bytes, with its latency.
         let pieces = if at.zero >= 2 { held.count().max(1) as f64 } else { 1.0 };
-        for (parameters, ranks, local) in groups {
+        for (parameters, gathered, ranks, local) in groups {
             let time = |collective, bytes: f64| {
                 pieces * self.fabric.time(collective, bytes / pieces, ranks, local).seconds
             };
@@ -44,13 +47,17 @@ impl Cost<'_> {
                 held_states += parameters;
             } else {
                 reduce += time(Collective::ReduceScatter, gradients);
-                gather += time(Collective::AllGather, 2.0 * parameters);
+                gather += time(Collective::AllGather, gathered.moved);
+                copied += if ranks > 1 { gathered.copied } else { 0.0 };
                 held_states += parameters / ranks as f64;
             }
         }
         let of = |pick: fn(&OpTimes) -> f64| times.iter().map(pick).fold(0.0, f64::max);
-        let forward = of(|times| times.forward);
-        let backward = of(|times| times.input_grad + times.weight_grad);
+        // Copies of weights are made for each pass, or after the update.
+        let copied_s = if copied > 0.0 { self.kernels(copied, 4.0 * pieces) } else { 0.0 };
+        let (in_passes, once) = if at.zero >= 3 { (copied_s, 0.0) } else { (0.0, copied_s) };
+        let forward = of(|times| times.forward) + in_passes;
+        let backward = of(|times| times.input_grad + times.weight_grad) + in_passes;
         let count = at.micro_batches as f64;
         let bubble_s = bubble * pipeline;
         let mut pipeline = pipeline;
@@ -67,7 +74,7 @@ impl Cost<'_> {
             // Parameters are gathered for each pass, layer by layer beside the one before.
             let comm = [gather, gather + reduce];
             let (first, second) = (both(forward, comm[0]), both(backward, comm[1]));
-            let idle = pipeline - count * (forward + backward);
+            let idle = pipeline - count * (forward + backward - 2.0 * in_passes);
             pipeline = count * (first.0 + second.0) + idle;
             // The first layer's gathering and the last one's reduction have nothing beside them.
             tail = (gather + reduce) / shape.layers as f64;
@@ -91,6 +98,7 @@ impl Cost<'_> {
             false => self.kernels(held_states * 34.0, 40.0),
             true => self.gpu.host_optimizer_s(held_states),
         };
+        let optimizer = optimizer + once;
         // The first stage has a layer more than others where they do not divide evenly.
         let in_layers =
             self.layer(shape.layers - 1).communication.times(count * held.count() as f64);

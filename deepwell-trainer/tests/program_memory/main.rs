@@ -1,79 +1,20 @@
-//! The memory that a search counts for a plan of the trainer, beside that of its lowered programs.
+//! The memory and the time that a search counts for a plan of the trainer, beside those of its
+//! lowered programs.
+
+mod bounds;
+mod draws;
 
 use deepwell_ir::capture::ModelConfig;
-use deepwell_ir::{Graph, MemoryKind, Program};
-use deepwell_moe::RouterTraining;
-use deepwell_plan::schedule::PipelineSchedule;
+use deepwell_ir::{MemoryKind, Program};
 use deepwell_plan::{
-    ActivationRecompute, ModelShape, OptimizerSpec, PlanRequest, ProgramBytes, ProgramMemory,
-    Strategy, arena_bytes_with_fallback, lower, lower_fallback,
+    ModelShape, OptimizerSpec, PlanRequest, ProgramBytes, ProgramMemory, arena_bytes_with_fallback,
+    lower, lower_fallback,
 };
 use deepwell_precision::PrecisionPolicy;
 use deepwell_probe::Hardware;
-use deepwell_trainer::{Device, with_routers};
+use deepwell_trainer::Device;
 
-/// Numbers that look random and are the same on every machine (SplitMix64).
-struct Draws(u64);
-
-impl Draws {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn of<T: Copy>(&mut self, from: &[T]) -> T {
-        from[(self.next() % from.len() as u64) as usize]
-    }
-}
-
-/// A strategy that the trainer knows, of a model with so many layers.
-fn strategy(draws: &mut Draws, shape: &ModelShape) -> Strategy {
-    loop {
-        let pp = draws.of(&[1, 1, 2, 3, 4, 8, 16]);
-        let vpp = if pp > 1 { draws.of(&[1, 1, 2, 3, 5, 8]) } else { 1 };
-        let tp = draws.of(&[1, 1, 2, 4, 8]);
-        let cp = draws.of(&[1, 1, 1, 2]);
-        let dp = draws.of(&[1, 2, 4, 8, 64]);
-        let ep = if shape.experts.is_some() { draws.of(&[1, 2, 4, 8]) } else { 1 };
-        let schedule = draws.of(&[
-            PipelineSchedule::OneFOneB,
-            PipelineSchedule::OneFOneB,
-            PipelineSchedule::ZbH1,
-        ]);
-        let at = Strategy {
-            pp,
-            vpp,
-            schedule: if vpp > 1 || pp == 1 { PipelineSchedule::OneFOneB } else { schedule },
-            tp,
-            sp: tp > 1,
-            cp,
-            ep,
-            dp,
-            zero: if dp * cp > 1 { draws.of(&[0, 1, 1, 2, 3]) } else { 0 },
-            micro_batch: draws.of(&[1, 1, 2, 4, 8]),
-            micro_batches: pp * draws.of(&[1, 2, 8]),
-            recompute: draws.of(&[
-                ActivationRecompute::None,
-                ActivationRecompute::Selective,
-                ActivationRecompute::Full,
-            ]),
-            ..Strategy::SINGLE
-        };
-        let heads = if shape.latent.is_some() { shape.heads } else { shape.kv_heads };
-        let experts = shape.experts.map_or(1, |experts| experts.experts);
-        let divides = heads.is_multiple_of(tp) && experts.is_multiple_of(ep);
-        if at.parallel().is_ok() && divides && pp * vpp <= shape.layers {
-            return at;
-        }
-    }
-}
-
-fn graph(model: &str, seq: usize) -> Graph {
-    let graph = ModelConfig::preset(model).unwrap().capture(Some(seq)).unwrap();
-    with_routers(&graph, &RouterTraining::default()).unwrap()
-}
+use draws::{Draws, count, graph, strategy};
 
 /// By how many megabytes the parts that are counted exceed those of a program.
 fn parts(counted: &ProgramBytes, program: &Program) -> String {
@@ -176,8 +117,9 @@ fn search_counts_what_lowered_programs_need() {
     ];
     let (mut lowered, mut found) = (0, Vec::new());
     for (index, (model, gpus, seq)) in models.into_iter().enumerate() {
-        let (count, wrong) = compare(model, gpus, seq, (index as u64, 6), 0.01);
-        lowered += count;
+        let draws = (index as u64, count(models.len()));
+        let (of_model, wrong) = compare(model, gpus, seq, draws, 0.01);
+        lowered += of_model;
         found.extend(wrong);
     }
     println!("{} of {lowered} differ by more than 1 %:\n{}", found.len(), found.join("\n"));
