@@ -26,6 +26,9 @@ pub struct Machines {
     pub price_per_gpu_hour: Option<f64>,
 }
 
+/// Numbers of domains up to which all are tried.
+const COUNTS: usize = 16;
+
 impl Machines {
     /// So many GPUs in NVIDIA's own systems: nodes of eight, or racks of Grace.
     pub fn of_gpus(gpu: GpuModel, gpus: usize) -> Machines {
@@ -104,6 +107,20 @@ impl Machines {
         gpus.div_ceil(self.node_gpus.max(1))
     }
 
+    /// Numbers of GPUs that a search tries where it may use `most`: whole NVLink domains, or any
+    /// number within one. A number with fewer divisors may leave no plan as good as that of fewer
+    /// GPUs, so down to three quarters of `most` smaller ones are tried too: up to sixteen domains all, of
+    /// more the numbers with four binary digits.
+    pub fn counts(&self, most: usize) -> Vec<usize> {
+        let unit = if most < self.fabric.domain_gpus { 1 } else { self.fabric.domain_gpus };
+        let units = most / unit.max(1);
+        let is_tried = |count: &usize| {
+            let step = (count.next_power_of_two() / COUNTS).max(1);
+            *count == units || count.is_multiple_of(step)
+        };
+        (3 * units / 4 + 1..=units).rev().filter(is_tried).map(|count| count * unit).collect()
+    }
+
     pub(crate) fn parts(&self) -> (&GpuModel, &Fabric) {
         (&self.gpu, &self.fabric)
     }
@@ -148,6 +165,25 @@ mod tests {
             let message = of(name).unwrap_err().to_string();
             assert!(message.contains(part), "{name}: {message}");
         }
+    }
+
+    #[test]
+    fn counts_are_whole_domains() {
+        let check = |most: usize, expected: &[usize]| {
+            let machines = Machines::of_gpus(GpuModel::h100(), most);
+            assert_eq!(machines.counts(most), expected);
+        };
+        check(1, &[1]);
+        check(3, &[3]);
+        check(7, &[7, 6]);
+        check(8, &[8]);
+        check(24, &[24]);
+        check(64, &[64, 56]);
+        check(88, &[88, 80, 72]);
+        // Of 17 domains themselves, and of even numbers.
+        check(136, &[136, 128, 120, 112, 104]);
+        check(152, &[152, 144, 128, 120]);
+        check(1024, &[1024, 960, 896, 832]);
     }
 
     /// Two groups of one kind were refused: "got h100-x8 and h100-x8".

@@ -1,5 +1,7 @@
 //! Tests of the search.
 
+use std::collections::HashMap;
+
 use super::*;
 use crate::ModelShape;
 use crate::gpu_model::GpuModel;
@@ -157,6 +159,34 @@ fn more_bandwidth_is_never_slower() {
     };
     check("llama-3-8b", 16);
     check("mixtral-8x7b", 16);
+}
+
+/// Twelve nodes were compared with eight alone, which may be slower than eleven or ten.
+#[test]
+fn more_gpus_are_never_slower() {
+    let check = |model: &str, batch: usize, nodes: &[usize]| {
+        let mut known: HashMap<usize, f64> = HashMap::new();
+        let mut seconds_on = |gpus: usize| {
+            *known.entry(gpus).or_insert_with(|| {
+                let request = request(model, 4096, batch, GpuModel::h100(), gpus);
+                best_seconds(&SearchRequest { fp8: true, ..request })
+            })
+        };
+        let mut before = (f64::INFINITY, 0);
+        for &nodes in nodes {
+            let machines = Machines::of_gpus(GpuModel::h100(), 8 * nodes);
+            let tried = machines.counts(8 * nodes).into_iter();
+            let seconds = tried.map(&mut seconds_on).fold(f64::INFINITY, f64::min);
+            assert!(seconds <= before.0, "{model}, {nodes} nodes: {seconds} s, {before:?} before");
+            before = (seconds, nodes);
+        }
+        assert!(before.0.is_finite());
+    };
+    let all: Vec<usize> = (1..=16).collect();
+    check("llama-3-8b", 256, &all);
+    check("llama-3-70b", 360, &all[7..]);
+    check("mixtral-8x7b", 256, &all[1..6]);
+    check("llama-3-8b", 1024, &[16, 18, 20, 22, 24]);
 }
 
 /// With four layers on each of eight stages the last one has the head as well, which is as much to

@@ -84,6 +84,24 @@ impl<'a> Source<'a> {
         Ok(Source { graph, asked, catalog, targets, node, allow_fallback })
     }
 
+    /// [`Source::new`] for a search. Of a model of which only the sizes are known there are no
+    /// programs: the reason comes in their place, and plans of others are searched for too.
+    ///
+    /// # Errors
+    /// As [`Source::new`], where only plans of the trainer are asked for.
+    pub(crate) fn of_search(
+        planning: &PlanningArgs,
+        request: &mut SearchRequest,
+        node: &'a Hardware,
+    ) -> Result<Result<Source<'a>>> {
+        let source = Source::new(planning, request, node);
+        if source.is_err() && request.by_trainer != ByTrainer::Only {
+            request.by_trainer = ByTrainer::Whatever;
+            return Ok(source);
+        }
+        source.map(Ok)
+    }
+
     /// What a search asks of them.
     pub(crate) fn programs(&self) -> Programs<'_> {
         let (graph, asked, catalog) = (&self.graph, &self.asked, &self.catalog);

@@ -158,22 +158,15 @@ pub(crate) fn run(
     let mut request = request(planning, args, cluster)?;
     if planning.is_auto() && request.fp8 {
         // As the closed form predicts it, in the precision that takes less time.
-        let in_bf16 = SearchRequest { fp8: false, ..request.clone() };
+        let gpus = request.gpus.first().copied().into_iter().collect();
+        let in_fp8 = SearchRequest { gpus, ..request.clone() };
+        let in_bf16 = SearchRequest { fp8: false, ..in_fp8.clone() };
         let seconds = |request| search(request).map_or(f64::INFINITY, |it| it.step.seconds);
-        if seconds(&in_bf16) < seconds(&request) {
-            request = in_bf16;
-        }
+        request.fp8 = seconds(&in_fp8) <= seconds(&in_bf16);
     }
     let node = &cluster.nodes[0].hardware;
     let watch = Watch::start();
-    // Of a model of which only the sizes are known there are no programs.
-    let source = match Source::new(planning, &request, node) {
-        Err(error) if args.runnable => return Err(error),
-        source => source,
-    };
-    if source.is_err() {
-        request.by_trainer = ByTrainer::Whatever;
-    }
+    let source = Source::of_search(planning, &mut request, node)?;
     let programs = source.as_ref().ok().map(Source::programs);
     let progress = |progress| watch.searched(progress);
     let (programs, best_alone) = (programs.as_ref(), !explain && !json);
@@ -263,7 +256,7 @@ fn request(
         }
     }
     let batch = planning.batch.unwrap_or((STEP_TOKENS / seq).max(1));
-    let counts = gpu_counts(args, &machines)?;
+    let counts = gpu_counts(args, &mut machines)?;
     let fp8 = is_fp8(planning, &machines)?;
     let mut pins: Vec<Pin> = args.pin.iter().chain(&args.forbid).copied().collect();
     pins.extend(pins_of(planning)?);
@@ -311,33 +304,34 @@ fn shape(name: &str, seq: usize) -> Result<ModelShape> {
 }
 
 /// Numbers of GPUs to try.
-fn gpu_counts(args: &ClusterArgs, machines: &Machines) -> Result<Vec<usize>> {
+fn gpu_counts(args: &ClusterArgs, machines: &mut Machines) -> Result<Vec<usize>> {
     let most = args.max_gpus.unwrap_or(machines.gpus).min(machines.gpus);
     if most == 0 {
         bail!("--max-gpus: expected at least 1, got 0");
     }
-    // Whole NVLink domains, and within one of them powers of two.
+    // Whole NVLink domains, or as many GPUs of each.
     let domain = machines.fabric.domain_gpus;
     let whole_domains = most / domain * domain;
+    let domains = most.div_ceil(domain);
+    let of_each = most / domains;
+    let is_even = most.is_multiple_of(domains) && of_each.is_power_of_two();
     let most = match whole_domains {
         0 => most,
-        _ if whole_domains < most => {
+        _ if whole_domains == most => most,
+        _ if is_even && of_each > machines.node_gpus => {
+            note(format_args!("{of_each} of {domain} GPUs of {domains} NVLink domains each"));
+            machines.fabric.domain_gpus = of_each;
+            most
+        }
+        _ => {
             note(format_args!(
                 "{whole_domains} of {most} GPUs, as an NVLink domain of {domain} is used whole"
             ));
             whole_domains
         }
-        _ => most,
     };
     if !args.pareto {
-        // A number with fewer divisors may leave them no plan as good as that of fewer GPUs.
-        let unit = if most < domain { 1 } else { domain };
-        let rounder = std::iter::successors(Some(2), |step| Some(step * 2))
-            .map(|step| most / unit / step * step * unit)
-            .take_while(|gpus| *gpus > 0);
-        let mut counts: Vec<usize> = std::iter::once(most).chain(rounder).collect();
-        counts.dedup();
-        return Ok(counts);
+        return Ok(machines.counts(most));
     }
     let halves = std::iter::successors(Some(most), |gpus| (gpus % 2 == 0).then_some(gpus / 2));
     Ok(halves.collect())

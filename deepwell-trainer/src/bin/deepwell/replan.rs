@@ -4,9 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deepwell_plan::search::{
-    ByTrainer, ClusterPlan, Machines, Moves, Pin, SearchAids, SearchRequest, replan,
-};
+use deepwell_plan::search::{ClusterPlan, Machines, Moves, Pin, SearchAids, SearchRequest, replan};
 use deepwell_plan::{DryRun, ModelShape, Plan};
 use deepwell_trainer::Settings;
 use deepwell_trainer::commands::Degrees;
@@ -141,13 +139,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
     };
     let watch = Watch::start();
     let node = &cluster.nodes[0].hardware;
-    let source = match Source::new(&planning, &request, node) {
-        Err(error) if args.runnable => return Err(error),
-        source => source,
-    };
-    if source.is_err() {
-        request.by_trainer = ByTrainer::Whatever;
-    }
+    let source = Source::of_search(&planning, &mut request, node)?;
     let programs = source.as_ref().ok().map(Source::programs);
     let progress = |progress| watch.searched(progress);
     let programs = programs.as_ref();
