@@ -10,8 +10,12 @@ use super::{
 use crate::step_time::{StepTime, step_time};
 use crate::{ActivationRecompute, PlanError, Strategy};
 
-/// Simulations at most.
+/// Simulations at most, of pipelines near the best estimate and then of the best ones.
 const SIMULATED: usize = 24;
+/// By how much a simulation may differ from its estimate: within a few per cent.
+const NEAR: f64 = 1.03;
+/// Passes of a pipeline that is simulated for being near.
+const PASSES_NEAR: usize = 20_000;
 
 /// Sorted by time.
 pub(super) struct Candidates<'a> {
@@ -145,27 +149,45 @@ impl<'a> Candidates<'a> {
     }
 
     /// Simulates the best one until it was simulated before: then no other is estimated better.
+    ///
+    /// A simulation may take less time than was estimated: the first few are simulated before.
     pub(super) fn simulate_best(&mut self) -> Result<Option<StepTime>, PlanError> {
         let mut simulated: Vec<(Strategy, StepTime)> = Vec::new();
-        let rules = self.request.step_rules();
+        let passes = |at: &Strategy| at.pp * at.vpp * at.micro_batches;
+        let first = self.sorted.first().map_or(0.0, |first| first.seconds);
+        let is_near = |other: &&Candidate| {
+            other.seconds <= NEAR * first && other.at.pp > 1 && passes(&other.at) <= PASSES_NEAR
+        };
+        let near: Vec<Strategy> =
+            self.sorted.iter().filter(is_near).take(SIMULATED).map(|other| other.at).collect();
+        for at in near {
+            let index = self.sorted.iter().position(|other| other.at == at);
+            let Some(index) = index else { continue };
+            simulated.push((at, self.simulate(index)?));
+        }
+        let most = simulated.len() + SIMULATED;
         while let Some(index) = self.index_of_best(|_| true) {
-            let candidate = self.sorted[index].clone();
-            let at = candidate.at;
+            let at = self.sorted[index].at;
             if let Some((_, step)) = simulated.iter().find(|known| known.0 == at) {
                 return Ok(Some(step.clone()));
             }
-            if simulated.len() == SIMULATED || at.pp * at.vpp * at.micro_batches > PASSES_MAX {
+            if simulated.len() == most || passes(&at) > PASSES_MAX {
                 return Ok(None);
             }
-            let (gpu, fabric) = self.request.machines.parts();
-            let (shape, seq) = (&self.request.shape, self.request.seq);
-            let step = step_time(shape, &at, gpu, fabric, &rules, seq)?;
-            self.sorted.remove(index);
-            let place = self.sorted.partition_point(|other| other.seconds < step.seconds);
-            let (seconds, bubble) = (step.seconds, step.bubble);
-            self.sorted.insert(place, Candidate { seconds, bubble, ..candidate });
-            simulated.push((at, step));
+            simulated.push((at, self.simulate(index)?));
         }
         Ok(None)
+    }
+
+    /// Simulates a candidate, and sorts it in anew.
+    fn simulate(&mut self, index: usize) -> Result<StepTime, PlanError> {
+        let (rules, (gpu, fabric)) = (self.request.step_rules(), self.request.machines.parts());
+        let candidate = self.sorted.remove(index);
+        let step =
+            step_time(&self.request.shape, &candidate.at, gpu, fabric, &rules, self.request.seq)?;
+        let place = self.sorted.partition_point(|other| other.seconds < step.seconds);
+        let (seconds, bubble) = (step.seconds, step.bubble);
+        self.sorted.insert(place, Candidate { seconds, bubble, ..candidate });
+        Ok(step)
     }
 }
