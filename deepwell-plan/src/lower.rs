@@ -121,9 +121,9 @@ pub fn lower_scheduled(
     shared.lower_scheduled(scheduling, catalog, target)
 }
 
-/// What a rank has of each layer: its part of the tokens, heads and columns, and its experts. Groups
-/// of rows are a multiple of `align`, as the formats of the whole model want, whichever part of it a
-/// rank has.
+/// What a rank has of each layer: its part of the tokens, heads and columns, and its experts.
+/// Groups of rows are a multiple of `align`, as the formats of the whole model want, whichever part
+/// of it a rank has.
 fn part_of_layers(
     graph: &Graph,
     plan: &Plan,

@@ -365,17 +365,6 @@ pub fn stage_memory_estimate(
     memory_at_peak(shape, at, rules, seq, &layers, &peak)
 }
 
-/// Bytes of [`stage_memory_estimate`] without what passes need: the memory is never less.
-pub(crate) fn stage_states(
-    shape: &ModelShape,
-    at: &Strategy,
-    rules: &MemoryRules,
-    stage: usize,
-) -> f64 {
-    let held = states(shape, at, rules, &StageLayers::of(shape, at, stage));
-    held.parameters + held.gradients + held.optimizer
-}
-
 /// Most bytes in flight of an interleaved schedule with unequal chunks. What forward passes add and
 /// backward passes free repeats after each chunk had as many micro-batches as there are stages, so
 /// that one such period after the warm-up has the peak.
@@ -450,7 +439,7 @@ pub(crate) fn layer_parameters(
 }
 
 /// Parameters, gradients and optimizer of a stage's rank, divided as ZeRO says.
-fn states(
+pub(crate) fn states(
     shape: &ModelShape,
     at: &Strategy,
     rules: &MemoryRules,

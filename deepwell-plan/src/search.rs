@@ -28,7 +28,7 @@ use std::fmt;
 use serde::Serialize;
 
 use self::candidates::Candidates;
-use crate::memory::{stage_memory_estimate, stage_states};
+use crate::memory::{StageLayers, stage_memory_estimate, states};
 use crate::step_time::{LayerTimes, StepTime, first_full_stage, step_time_known};
 use crate::{PlanError, Strategy};
 
@@ -308,9 +308,10 @@ const TOO_LARGE: &str = "needs more memory than a GPU has";
 fn memory(request: &SearchRequest, at: &Strategy) -> Result<f64, f64> {
     let rules = request.memory_rules();
     // Most combinations end here.
-    let states = stage_states(&request.shape, at, &rules, 0);
-    if !at.offload && states * CLOSED_FORM_MIN > request.memory_limit_bytes() {
-        return Err(states);
+    let held = states(&request.shape, at, &rules, &StageLayers::of(&request.shape, at, 0));
+    let least = held.parameters + held.gradients + held.optimizer;
+    if !at.offload && least * CLOSED_FORM_MIN > request.memory_limit_bytes() {
+        return Err(least);
     }
     let of = |stage| stage_memory_estimate(&request.shape, at, &rules, request.seq, stage).device();
     let mut bytes = of(0).max(of(at.pp - 1));

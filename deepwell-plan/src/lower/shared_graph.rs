@@ -136,8 +136,8 @@ impl<'a> SharedGraph<'a> {
         self.lower_scheduled(&self.scheduling(target)?, catalog, target)
     }
 
-    /// [`SharedGraph::lower_stage`] to count its memory alone: no rank runs it, and its rules are not
-    /// verified.
+    /// [`SharedGraph::lower_stage`] to count its memory alone: no rank runs the program, and it is
+    /// not verified.
     ///
     /// # Errors
     /// As [`SharedGraph::lower_stage`].

@@ -109,8 +109,8 @@ impl Machines {
 
     /// Numbers of GPUs that a search tries where it may use `most`: whole NVLink domains, or any
     /// number within one. A number with fewer divisors may leave no plan as good as that of fewer
-    /// GPUs, so down to three quarters of `most` smaller ones are tried too: up to sixteen domains all, of
-    /// more the numbers with four binary digits.
+    /// GPUs, so smaller ones are tried too, down to three quarters of `most`: up to sixteen domains
+    /// all, of more those with four binary digits.
     pub fn counts(&self, most: usize) -> Vec<usize> {
         let unit = if most < self.fabric.domain_gpus { 1 } else { self.fabric.domain_gpus };
         let units = most / unit.max(1);
