@@ -77,7 +77,8 @@ fn partition(costs: &[u64], parts: usize) -> Vec<usize> {
 pub(crate) type StagePasses = (Schedule, Option<StageHandover>);
 
 /// The passes of each stage: 1F1B over the stages of a pipeline, interleaved where they have
-/// several chunks, or a zero-bubble schedule; F B F B … where there is one stage, which receives nothing.
+/// several chunks, or a zero-bubble schedule; F B F B … where there is one stage, which receives
+/// nothing.
 ///
 /// # Errors
 /// As [`passes_of`], and micro-batches that no interleaved schedule takes.
