@@ -20,8 +20,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Lowers the nodes of a phase, or of one chunk in it, with the collectives that bring what
-    /// ZeRO has in slices and take it away.
+    /// Lowers the nodes of a phase, or of one chunk in the phase, with the ZeRO all-gathers and
+    /// reduce-scatters.
     fn nodes_of(&mut self, phase: Phase, chunk: Option<u32>) -> Result<(), PlanError> {
         let graph = self.graph;
         self.begin_gathers(phase);
@@ -33,7 +33,7 @@ impl Lowering<'_> {
         let layers: Vec<_> = nodes.chunk_by(|(_, a), (_, b)| a.layer == b.layer).collect();
         for (at, nodes) in layers.iter().enumerate() {
             if self.overlaps {
-                // What the next layer reads is gathered beside this one.
+                // Prefetches the weights of the next layer, overlapped with this one.
                 for (_, node) in layers[at..].iter().take(2).copied().flatten() {
                     self.fetch_for(node, nodes[0].1.layer)?;
                 }
@@ -49,7 +49,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Makes the calls since the last body a body of their own, if there are any.
+    /// Ends a body: its calls are those since the previous body. Adds none if there are no such
+    /// calls.
     pub(super) fn end_body(&mut self, phase: Phase, chunk: u32) {
         let begin = self.bodies.last().map_or(0, |body| body.calls.end);
         if begin < self.calls.len() {
@@ -57,14 +58,14 @@ impl Lowering<'_> {
         }
     }
 
-    /// The body of a phase of one of this rank's chunks, if that has any calls.
+    /// The body of a phase of one of this rank's chunks, if the body has any calls.
     pub(super) fn body_of(&self, phase: Phase, chunk: u32) -> Option<BodyId> {
         let is_it = |body: &Body| (body.phase, body.chunk) == (phase, chunk);
         Some(BodyId(self.bodies.iter().position(is_it)? as u32))
     }
 
-    /// The passes of the schedule as runs of bodies, then the bodies that run once in a step,
-    /// unless it leaves all of their calls out.
+    /// One invocation for each pass of the schedule, then the bodies that run once in a step,
+    /// unless a step skips all of their calls.
     pub(super) fn invocations(&self) -> Vec<Invocation> {
         let passes = self.passes.passes.iter().filter_map(|pass| {
             let body = self.body_of(pass.phase, pass.chunk)?;

@@ -1,4 +1,4 @@
-//! One rank of those that split each sequence.
+//! Context parallelism: the graph of one rank, which holds two chunks of each sequence.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use deepwell_ir::{Graph, ProcessGroup, Target, context_parallel};
 
 use crate::{Plan, PlanError};
 
-/// The graph of a rank that has a part of each sequence; as it is where sequences are whole.
+/// Returns the graph of a context-parallel rank, or `graph` itself if sequences are whole.
 pub(super) fn part_of_sequences<'g>(
     graph: Cow<'g, Graph>,
     plan: &Plan,
@@ -27,7 +27,7 @@ pub(super) fn part_of_sequences<'g>(
             got: plan.seq.to_string(),
         });
     }
-    // The groups of a target are checked before.
+    // The groups of a target were checked before.
     let place = members.position_of(target.ranks.rank).unwrap_or_default();
     Ok(Cow::Owned(context_parallel(&graph, (group, Zigzag { place, ranks }))?))
 }

@@ -16,9 +16,8 @@ use crate::{Plan, PlanError};
 pub(super) const FORWARD: Slotted =
     Slotted { phase: Phase::Forward, chunk: 0, micro_batch: 0, slot: 0 };
 
-/// Lowers the evaluation of one micro-batch over the weights of a training program: it reads the
-/// training program's weight copies where they lie, and reuses the part of the arena that lives
-/// within a step.
+/// Lowers the evaluation of one micro-batch over the weights of a training program. The evaluation
+/// reads the training program's weight copies in place, and reuses the transient part of the arena.
 ///
 /// # Errors
 /// As [`lower`](super::lower).
@@ -52,8 +51,8 @@ pub fn lower_evaluation(
     Ok(program)
 }
 
-/// The graph without the auxiliary losses of routers: what is evaluated is how well tokens are
-/// predicted.
+/// The graph without the auxiliary losses of routers: an evaluation measures only how well tokens
+/// are predicted.
 pub(super) fn without_router_losses(graph: &Graph) -> Graph {
     let is_kept = |node: &&Node| !matches!(node.op, Op::RouterLoss(_));
     let nodes = graph.nodes.iter().filter(is_kept).cloned().collect();

@@ -1,9 +1,8 @@
-//! One rank of an expert-parallel group: the experts that it has, and who sums their gradients.
+//! One rank of an expert-parallel group: its experts, and the ranks that sum their gradients.
 //!
-//! The ranks of a group have tokens of their own each: of other sequences, where they are
-//! data-parallel, or of the same ones, where they are tensor-parallel. The gradient of an expert is
-//! that of all tokens of the group already, so it is summed over the ranks of other groups that
-//! have the same experts, and over no others.
+//! Each rank of a group has its own tokens: of other sequences if the ranks are data-parallel, of
+//! the same sequences if they are tensor-parallel. The gradient of an expert already includes all
+//! tokens of the group, so it is summed only over ranks of other groups with the same experts.
 
 use deepwell_ir::{Graph, IrError, ProcessGroup, SplitOver, Target, expert_row_alignment};
 use deepwell_moe::{ExpertRank, expand, expand_on_rank};
@@ -20,8 +19,8 @@ pub(super) fn rank_of(target: &Target) -> Option<ExpertRank> {
     Some(ExpertRank { group, place, ranks: members.ranks.len() })
 }
 
-/// Experts as ops that have kernels, in groups of rows that are a multiple of `align`: those of
-/// the target's rank, with the slices that it has of parameters.
+/// Expands experts to ops that have kernels, with groups of rows that are a multiple of `align`.
+/// Returns the experts of the target's rank, and its slices of parameters.
 pub(super) fn expand_for_rank(
     graph: &Graph,
     align: usize,
@@ -34,13 +33,13 @@ pub(super) fn expand_for_rank(
     Ok((own, splits))
 }
 
-/// Experts as ops that have kernels, all on one rank.
+/// Expands experts to ops that have kernels, all experts on one rank.
 pub(crate) fn expand_experts(graph: &Graph, policy: &PrecisionPolicy) -> Result<Graph, IrError> {
     expand(graph, expert_row_alignment(graph, policy)?)
 }
 
 impl Lowering<'_> {
-    /// Whether the gradient of a parameter is that of an expert-parallel group's tokens.
+    /// Whether the gradient of a parameter includes the tokens of the whole expert-parallel group.
     pub(super) fn is_of_expert_rank(&self, index: usize) -> bool {
         self.parameters[index].split.is_some_and(|split| split.over == SplitOver::Expert)
     }

@@ -1,21 +1,21 @@
-//! What a program computes in its linear layers.
+//! FLOPs of a program's linear layers.
 
 use deepwell_ir::{Call, Op, Operand, Program};
 
 /// FLOPs of the GEMMs of linear layers in a step. Recomputed calls do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinearFlops {
-    /// Those whose operands are quantized.
+    /// GEMMs with quantized operands.
     pub quantized: u64,
-    /// All of the blocks.
+    /// All GEMMs of the blocks.
     pub blocks: u64,
-    /// All of the blocks and of the output head.
+    /// All GEMMs of the blocks and of the output head.
     pub with_head: u64,
 }
 
 impl LinearFlops {
-    /// Share of those whose operands are quantized, of those of the blocks and of all (the head
-    /// included).
+    /// Returns the share of GEMMs with quantized operands, relative to the blocks and to blocks and
+    /// output head.
     pub fn quantized_share(&self) -> (f64, f64) {
         let LinearFlops { quantized, blocks, with_head } = *self;
         let share = |total: u64| if total == 0 { 0.0 } else { quantized as f64 / total as f64 };
@@ -45,7 +45,7 @@ pub fn linear_flops(program: &Program) -> LinearFlops {
                 sums.blocks += flops;
                 sums.with_head += flops;
             }
-            // Of grouped rows only those of pairs count, not what alignment adds.
+            // For grouped rows only token-expert pairs count, not alignment padding.
             Op::Linear(_)
             | Op::LinearInputGrad(_)
             | Op::LinearWeightGrad(_)
@@ -66,7 +66,8 @@ pub fn linear_flops(program: &Program) -> LinearFlops {
     sums
 }
 
-/// Of a GEMM with an epilogue, the GEMM alone, whose inputs are the call's first.
+/// FLOPs of the GEMM in a call with an epilogue; the GEMM's inputs are the first inputs of the
+/// call.
 fn gemm_flops(program: &Program, call: &Call) -> u64 {
     let core = call.op.leading();
     if core == &call.op {
@@ -76,8 +77,8 @@ fn gemm_flops(program: &Program, call: &Call) -> u64 {
     core.rule().flops(&call.inputs().iter().map(shape).collect::<Vec<_>>())
 }
 
-/// Share of the FLOPs of linear layers whose operands are quantized, of those of the blocks and of
-/// all (the head included), see [`linear_flops`].
+/// Share of linear-layer FLOPs with quantized operands, relative to the blocks and to blocks and
+/// output head; see [`linear_flops`].
 pub fn quantized_flop_share(program: &Program) -> (f64, f64) {
     linear_flops(program).quantized_share()
 }

@@ -1,4 +1,4 @@
-//! What this stage of a pipeline receives and sends between its bodies.
+//! Receives and sends of a pipeline stage between its bodies.
 
 use deepwell_ir::{ALIGNMENT_BYTES, Arena, Arrival, Call, Handover, Invocation};
 
@@ -6,8 +6,8 @@ use super::Lowering;
 use crate::arena::align;
 
 impl Lowering<'_> {
-    /// Where stages meet between bodies, a body's receives stand first and its sends last: nothing
-    /// of it is to run before the ones or behind the others.
+    /// Moves the receives of each body to its begin and the sends to its end, if stages exchange
+    /// between bodies: no call may run before a receive or after a send.
     pub(super) fn receive_first_and_send_last(&mut self) {
         if self.handover.is_none() {
             return;
@@ -23,7 +23,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// What is received when, in places behind all else in the arena.
+    /// Plans which receive arrives before which invocation, in buffers at the end of the arena.
     pub(super) fn hand_over(&self, schedule: &[Invocation], arena: &mut Arena) -> Option<Handover> {
         let found = self.handover?;
         let place_bytes = self.landing_bytes();
@@ -32,7 +32,8 @@ impl Lowering<'_> {
         let bytes = found.places * place_bytes;
         arena.bytes = offset + bytes;
         arena.transient_lower_bound_bytes += bytes;
-        // Of passes, some of which have nothing to run: the invocation of each, or the next one's.
+        // The invocation of each pass and whether the pass has a body; for a pass without one, the
+        // next invocation.
         let mut invocations = Vec::with_capacity(self.passes.passes.len() + 1);
         let mut next = 0;
         for pass in &self.passes.passes {
@@ -52,7 +53,7 @@ impl Lowering<'_> {
         Some(Handover { offset, place_bytes, places, before })
     }
 
-    /// The most that a body receives.
+    /// The largest number of bytes that a body receives.
     fn landing_bytes(&self) -> usize {
         let ranks = &self.target.ranks;
         let bytes = |call: &Call| -> usize {

@@ -1,23 +1,23 @@
-//! The order of a layer's nodes, so that exchanges have something to run beside.
+//! Reorders a layer's nodes so that collectives overlap with compute.
 //!
-//! Exchanges have a stream of their own, but what computes runs in order: a call that reads what is
-//! exchanged holds up all behind it. So a layer's nodes are put into another order. What leads to
-//! an exchange goes first, an exchange as soon as it can, and where all that is left before the
-//! next one waits for what is under way, nodes go ahead that do not: shared experts beside the rows
-//! of routed ones, gradients of weights beside gradients of activations that are summed up.
+//! Collectives have their own stream, but the compute stream runs in order: a call that waits for a
+//! collective delays all calls after it. So the nodes of a layer are reordered. Nodes that lead to
+//! a collective come first, and a collective as soon as its operands are ready. If all remaining
+//! leading nodes wait for a collective in flight, independent nodes go ahead: shared experts during
+//! the all-to-alls of routed experts, weight gradients during the sums of activation gradients.
 //!
-//! Each node computes what it did of the same operands, and what is added up keeps its order: bits
-//! do not change. Exchanges keep theirs, so that ranks meet.
+//! Each node keeps its operands and accumulations keep their order, so bits do not change.
+//! Collectives keep their order, so that all ranks issue the same sequence.
 
 use std::collections::HashMap;
 
 use deepwell_ir::{Binding, Graph, Node, Op, OperandType, TensorId};
 
-/// FLOPs that a device does while a byte goes over a link: an H200 in BF16 beside NVLink, to a
-/// few tens of percent. It says how much goes ahead beside one exchange, not what runs.
+/// FLOPs that a device does while a link transfers one byte: an H200 in BF16 and NVLink, to a few
+/// tens of percent. It decides how many nodes go ahead during a collective, not which nodes run.
 const FLOPS_PER_BYTE: u64 = 1500;
 
-/// The graph with the nodes of each layer of a pass in such an order.
+/// The graph with the nodes of each layer of a pass reordered for overlap.
 pub(super) fn order_for_overlap(graph: &Graph, binding: &Binding) -> Graph {
     let layers = graph.nodes.chunk_by(|a, b| (a.phase, a.layer) == (b.phase, b.layer));
     let nodes = layers.flat_map(|nodes| {
@@ -34,12 +34,12 @@ fn is_collective(node: &Node) -> bool {
     matches!(node.op, Op::Collective(_))
 }
 
-/// Nodes of a layer in a pass.
+/// The nodes of a layer in a pass.
 struct Layer<'a> {
     nodes: &'a [Node],
-    /// Those that each waits for.
+    /// The nodes that each node waits for.
     needs: Vec<Vec<usize>>,
-    /// Whether an exchange waits for it.
+    /// Whether a collective depends on the node.
     leads: Vec<bool>,
     flops: Vec<u64>,
     bytes_on_link: Vec<u64>,
@@ -51,7 +51,7 @@ impl<'a> Layer<'a> {
         let mut last_exchange = None;
         let mut needs = Vec::with_capacity(nodes.len());
         for (at, node) in nodes.iter().enumerate() {
-            // What adds to an accumulator stands behind what did before.
+            // A node that adds to an accumulator stays after the previous write.
             let operands = node.inputs.iter().chain(&node.outputs);
             let mut own: Vec<usize> = operands.filter_map(|id| made.get(id).copied()).collect();
             if is_collective(node) {
@@ -85,7 +85,7 @@ impl<'a> Layer<'a> {
     fn order(&self) -> Vec<usize> {
         let mut done = vec![false; self.nodes.len()];
         let mut order = Vec::with_capacity(self.nodes.len());
-        // Exchanges that nothing has waited for, and FLOPs that would take as long.
+        // Collectives in flight, and the FLOPs that take as long as they do.
         let mut under_way = vec![false; self.nodes.len()];
         let mut hidden_by: u64 = 0;
         while order.len() < self.nodes.len() {
@@ -101,7 +101,7 @@ impl<'a> Layer<'a> {
             let next = match exchange.or_else(|| free(true)).or_else(ahead) {
                 Some(next) => next,
                 None => {
-                    // In the order that they had, behind what is under way.
+                    // Every ready node waits: take the first one in the original order.
                     under_way.fill(false);
                     hidden_by = 0;
                     match ready
@@ -111,7 +111,7 @@ impl<'a> Layer<'a> {
                         .or(ready.first().copied())
                     {
                         Some(next) => next,
-                        // A graph in order has one that is ready.
+                        // Unreachable: a graph in topological order always has a ready node.
                         None => return (0..self.nodes.len()).collect(),
                     }
                 }

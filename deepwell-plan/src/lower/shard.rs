@@ -1,21 +1,22 @@
-//! Optimizer state that the data-parallel ranks share (ZeRO, Rajbhandari et al., arXiv 1910.02054).
+//! Optimizer state sharded over the data-parallel ranks (ZeRO, Rajbhandari et al., arXiv
+//! 1910.02054).
 //!
-//! Of each bucket a rank has one slice of master weights and moments. Gradients are whole on each
-//! rank while they are made, reduce-scattered before the update, and then their memory is idle: the
-//! masters are gathered there, for the calls that make the compute copies of the weights. Masters
-//! that calls of other bodies read have a place of their own.
+//! A rank holds one slice of each bucket's master weights and moments. Gradients are whole on each
+//! rank during the backward pass and reduce-scattered before the update. Their memory is then idle:
+//! the masters are gathered there, for the calls that make the compute copies of the weights.
+//! Masters that calls of other bodies read have their own memory.
 //!
-//! Ranks that have the same parameters share their state: of experts those with the same ones, of
-//! all else those that split the batch.
+//! Ranks with the same parameters share state: for experts the ranks with the same experts, for all
+//! other parameters the ranks that split the batch.
 //!
-//! With ZeRO 2 and 3 less is whole, and for a shorter time: see [`super::zero3_gather`]. Where all
-//! that calls read of a bucket is BF16 copies, a rank casts its slice and these are gathered, to
-//! where the copies lie: half the bytes, and the same bits. Of a quantized weight that can be cut
-//! between its blocks ranks gather data and scales: see [`super::quantized_all_gather`]. With ZeRO
-//! 1 masters are whole between steps.
+//! With ZeRO 2 and 3 fewer buffers are whole, and for a shorter time: see [`super::zero3_gather`].
+//! If calls read a bucket only as BF16 copies, each rank casts its slice, and the casts are
+//! gathered into the copies: half the bytes, and the same bits. If a quantized weight can be cut
+//! between its blocks, the ranks gather data and scales: see [`super::quantized_all_gather`]. With
+//! ZeRO 1 masters are whole between steps.
 //!
-//! A step gives the bits that it gives without shards, for sums over ranks have the same order and
-//! AdamW goes element by element. The norm alone is summed by slices in place of parameters, in
+//! A step gives the same bits as without shards, because sums over ranks keep their order and AdamW
+//! is elementwise. Only the norm differs: squares are summed by slice instead of by parameter, in
 //! `f64`, and rounded to `f32`.
 
 use std::collections::{HashMap, HashSet};
@@ -32,43 +33,44 @@ use super::tensor::NormTerms;
 use crate::PlanError;
 use crate::arena::align;
 
-/// FP32 elements that one stretch of aligned bytes holds.
+/// FP32 elements per alignment unit.
 const ALIGNED_ELEMENTS: usize = deepwell_ir::ALIGNMENT_BYTES / size_of::<f32>();
 
-/// Slices are of a multiple of so many elements: in BF16, too, each begins at aligned bytes.
+/// Slices are a multiple of this many elements, so that each is aligned in BF16 too.
 pub(super) const SLICE_ELEMENTS: usize = deepwell_ir::ALIGNMENT_BYTES / 2;
 
-/// A bucket of parameters on its way through a step.
+/// A bucket of parameters during a step.
 pub(super) struct Bucket {
-    /// Gradients, and what fills the last slices up.
+    /// Gradients, and the padding of the last slices.
     pub(super) gradients: Vec<ValueId>,
-    /// Where the masters are gathered, filled up.
+    /// The gathered masters, with padding.
     pub(super) gathered: Vec<ValueId>,
     /// The parameters of the bucket.
     pub(super) parameters: Vec<TensorId>,
-    /// What is gathered: the parameters, their BF16 copies, or data of the one that is quantized.
+    /// The gathered tensors: the parameters, their BF16 copies, or the quantized data of one
+    /// parameter.
     pub(super) gathered_as: Vec<TensorId>,
-    /// The node, by index in the graph, that quantizes the one parameter, of whose slices data and
-    /// scales are gathered.
+    /// For a bucket of one parameter whose quantized data and scales are gathered: the quantizing
+    /// node, by index in the graph.
     pub(super) quantized_by: Option<usize>,
     /// This rank's slice of the masters.
     pub(super) master: ValueId,
-    /// This rank's slice of the gradients, where they are scattered while they come.
+    /// This rank's slice of the gradients, if these are reduce-scattered during the backward pass.
     pub(super) scattered: Option<ValueId>,
-    /// Whether masters are gathered where calls need them, into memory that others share.
+    /// Whether masters are gathered per layer, into memory shared by lifetime.
     pub(super) is_gathered: bool,
-    /// The group that shares it.
+    /// The group that shares the bucket, and its size.
     pub(super) group: (GroupId, u32),
     weight_decay: f32,
     split: Option<SplitOver>,
-    /// Whether another stage of the pipeline counts it.
+    /// Whether another pipeline stage counts the bucket in the norm.
     is_copy: bool,
 }
 
-/// A parameter that is put into a bucket.
+/// A parameter of a bucket.
 #[derive(Clone)]
 struct Member {
-    /// Place of its state among those of all parameters.
+    /// Index of the parameter's state among all parameters.
     state: usize,
     id: TensorId,
     gradient: TensorId,
@@ -77,31 +79,31 @@ struct Member {
     class: Class,
 }
 
-/// What no bucket mixes.
+/// Properties that all parameters of a bucket have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Class {
-    /// Whether weight decays.
+    /// Whether weight decay applies.
     decays: bool,
     /// Whether other bodies read the master.
     is_resident: bool,
-    /// Which ranks have a slice each.
+    /// The kind of ranks over which the parameter is split.
     split: Option<SplitOver>,
-    /// Whether another stage of the pipeline counts the parameter.
+    /// Whether another pipeline stage counts the parameter in the norm.
     is_copy: bool,
-    /// Whether its gradient stays whole until the update: it is written beside the loss, or summed
-    /// up with that of another stage.
+    /// Whether the gradient stays whole until the update, because the call that writes the loss
+    /// writes it too, or because another stage's gradient is added.
     stays_whole: bool,
-    /// What comes and goes together: a layer, or a parameter that has none.
+    /// The unit of gathers and scatters: a layer, or a parameter outside of layers.
     unit: Option<(Option<u32>, usize)>,
 }
 
-/// The columns of a bucket that its ranks have whole.
+/// The whole buffers of a bucket.
 struct Gathered {
     values: Vec<ValueId>,
-    /// The tensors that they are.
+    /// The tensors that `values` hold.
     tensors: Vec<TensorId>,
     quantized_by: Option<usize>,
-    /// Whether they come and go.
+    /// Whether the buffers live only while a layer needs them.
     passes: bool,
 }
 
@@ -113,7 +115,7 @@ impl Bucket {
 }
 
 impl Member {
-    /// Elements that it takes in a bucket.
+    /// Elements in a bucket, with alignment.
     fn elements(&self) -> usize {
         let elements: usize = self.shape.iter().product();
         elements.next_multiple_of(ALIGNED_ELEMENTS)
@@ -126,7 +128,7 @@ impl Lowering<'_> {
         self.plan.parallel.shares().then(|| self.sharing_of(None))?
     }
 
-    /// The group whose ranks share the optimizer state of parameters that are split so.
+    /// The group whose ranks share the optimizer state of parameters with this split.
     pub(super) fn sharing_of(&self, split: Option<SplitOver>) -> Option<(GroupId, u32)> {
         let name = match split {
             Some(SplitOver::Expert) => ProcessGroup::EXPERT_DATA,
@@ -136,7 +138,7 @@ impl Lowering<'_> {
         Some((id, group.ranks.len() as u32))
     }
 
-    /// Gradients whole, of masters and moments one slice of each bucket.
+    /// Adds whole gradients, and one slice of each bucket's masters and moments.
     pub(super) fn sharded_values(&mut self) {
         let graph = self.graph;
         let gradients: HashMap<_, _> = graph.parameter_gradients().into_iter().collect();
@@ -151,19 +153,20 @@ impl Lowering<'_> {
         for (index, (id, tensor)) in graph.parameters().enumerate() {
             let (name, shape) = (tensor.name.clone(), tensor.shape.bind(&self.binding));
             if is_evaluated && self.is_counted[index] {
-                // It is whole, and made on first use.
+                // The parameter is whole, and its value is made on first use.
                 continue;
             }
-            // An evaluation has the slices of the training program, and no gradients.
+            // An evaluation has the slices of the training program, but no gradients.
             let gradient = gradients.get(&id).copied().or(is_evaluated.then_some(id));
             let Some(gradient) = gradient.filter(|_| !self.is_counted[index]) else {
                 let state = self.whole_parameter(id, name, shape, gradient);
                 self.parameters.push(state);
                 continue;
             };
-            // Its values are filled in with its bucket.
+            // The bucket fills in the values.
             let master = ValueId(u32::MAX);
-            // An evaluation leaves parameters out, so the graph counts more of them.
+            // An evaluation leaves parameters out, so `index` may differ from the index of the
+            // state.
             let state = self.parameters.len();
             self.parameters.push(ParameterState {
                 name: name.clone(),
@@ -181,7 +184,7 @@ impl Lowering<'_> {
                 is_copy: self.is_copy(&name),
                 stays_whole: beside_loss.contains(&gradient) || self.is_shared(&name),
                 unit: self.scatters().then(|| match layers.get(&id) {
-                    // What is cut between blocks is a bucket by itself.
+                    // A parameter that is cut between blocks has a bucket of its own.
                     Some(&layer) if self.block_slice_of(&shape, split).is_none() => {
                         (Some(layer), 0)
                     }
@@ -196,7 +199,7 @@ impl Lowering<'_> {
         self.plan_gathers();
     }
 
-    /// A parameter that nothing trains, or a selection bias with its counts.
+    /// Adds a parameter that is not trained, or a selection bias with its counts.
     fn whole_parameter(
         &mut self,
         id: TensorId,
@@ -232,7 +235,7 @@ impl Lowering<'_> {
         let gradients = match (is_evaluated, scatters) {
             (true, _) => Vec::new(),
             (_, true) => {
-                // A rank on the processor fills a copy up.
+                // CPU ranks pad a copy of the bucket instead.
                 let filling = if self.target.arch == "cpu" { 0 } else { filling };
                 self.column(members, "grad.", MemoryKind::Activations, filling)
             }
@@ -299,9 +302,9 @@ impl Lowering<'_> {
         });
     }
 
-    /// Where the ranks of a bucket have it whole: in memory of its own where calls of other bodies
-    /// read masters, in that of the copies, BF16 or quantized, where calls read nothing else, in
-    /// memory that comes and goes, or where the gradients were.
+    /// Where the whole bucket lies: in its own memory if calls of other bodies read masters, in the
+    /// BF16 or quantized copies if calls read nothing else, in transient memory, or in the
+    /// gradients' memory.
     fn gathered(&mut self, members: &[Member], gradients: &[ValueId], filling: usize) -> Gathered {
         let masters = || members.iter().map(|member| member.id).collect::<Vec<_>>();
         if members[0].class.is_resident {
@@ -311,7 +314,7 @@ impl Lowering<'_> {
         if let &[Member { id, ref shape, class, .. }] = members
             && let Some(node) = self.quantization_of(id, shape, class.split)
         {
-            // Values for the other planes are made on first use.
+            // Values of the other planes are made on first use.
             let data = self.graph.nodes[node].outputs[0];
             let (values, tensors, passes) = (vec![self.value(data)], vec![data], self.gathers());
             self.gathered_copies.extend(&self.graph.nodes[node].outputs);
@@ -342,8 +345,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// The BF16 copies of parameters, where ranks have no more of them whole, calls read nothing
-    /// else of any, and none ends within aligned bytes.
+    /// The BF16 copies of parameters, if gradients are scattered, calls read each parameter only
+    /// through its copy, and every copy ends at an alignment boundary.
     fn copies_of(&self, members: &[Member]) -> Option<Vec<TensorId>> {
         if !self.scatters() {
             return None;
@@ -360,7 +363,7 @@ impl Lowering<'_> {
         members.iter().map(copy_of).collect()
     }
 
-    /// Values for all of a bucket, one behind the other, and one that fills the slices up.
+    /// Adds one value for each parameter of a bucket, in order, and one for the padding of slices.
     fn column(
         &mut self,
         members: &[Member],
@@ -382,14 +385,14 @@ impl Lowering<'_> {
         column
     }
 
-    /// The gradients of a bucket, where tensor-parallel ranks have its parameters whole: this
-    /// rank's slice, where they are scattered while they come.
+    /// The gradients of a bucket that is whole on every tensor-parallel rank, or this rank's slice
+    /// if they are reduce-scattered during the backward pass.
     pub(super) fn whole_bucket(&self, index: usize) -> Option<Vec<ValueId>> {
         let bucket = self.shared.get(index).filter(|bucket| bucket.split.is_none())?;
         Some(bucket.scattered.map_or_else(|| bucket.gradients.clone(), |slice| vec![slice]))
     }
 
-    /// Each rank's slice of the gradients, summed over all of them, and their norm.
+    /// Returns each rank's slice of the gradients, summed over all ranks, and computes their norm.
     pub(super) fn scatter_gradients(&mut self) -> Result<Vec<ValueId>, PlanError> {
         let mut slices = Vec::with_capacity(self.shared.len());
         for index in 0..self.shared.len() {
@@ -412,7 +415,7 @@ impl Lowering<'_> {
         Ok(slices)
     }
 
-    /// This rank's slice of a bucket of gradients, summed over all ranks that share it.
+    /// Reduce-scatters a bucket of gradients; returns this rank's slice.
     pub(super) fn scatter_bucket(
         &mut self,
         index: usize,
@@ -431,7 +434,7 @@ impl Lowering<'_> {
         Ok(own)
     }
 
-    /// The update of this rank's slices.
+    /// Updates this rank's slices.
     pub(super) fn update_shards(
         &mut self,
         coefficients: ValueId,
@@ -448,10 +451,10 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Gathers the masters where the calls that make weight copies, which follow, read them, or the
-    /// copies of each rank's slice.
+    /// Gathers the masters that the following weight-copy calls read, or the casts of each rank's
+    /// slice.
     pub(super) fn gather_masters(&mut self) -> Result<(), PlanError> {
-        // What arrives in parts is joined beside the next gather.
+        // Parts are joined one all-gather later, so that the joins overlap with it.
         let (mut taken, mut arriving) = (Vec::new(), Vec::new());
         for index in 0..self.shared.len() {
             let Bucket { gathered, gathered_as, is_gathered, quantized_by, .. } =
@@ -479,7 +482,7 @@ impl Lowering<'_> {
         last.try_for_each(|bucket| self.join_parts(bucket, (Phase::Weights, None)))
     }
 
-    /// Gathers a bucket from the slices of all ranks: masters, or casts of them.
+    /// Gathers a bucket from the slices of all ranks: masters, or BF16 casts of them.
     pub(super) fn gather_bucket(
         &mut self,
         index: usize,
@@ -496,7 +499,7 @@ impl Lowering<'_> {
             let copy = self.add(name, DType::Bf16, shape, MemoryKind::Activations);
             let (name, op) = (format!("cast.shard.{index}{suffix}"), Cast { to: DType::Bf16 });
             self.phase_call(phase, &name, op.into(), vec![read(own)], vec![write(copy)])?;
-            // Of the layer that it is made beside.
+            // The cast belongs to the layer with which it overlaps.
             self.calls.last_mut().into_iter().for_each(|call| call.layer = layer);
             own = copy;
         }
@@ -511,8 +514,8 @@ impl Lowering<'_> {
     }
 }
 
-/// Parameters of one class in their order, of at most `limit_bytes` of gradients together; one with
-/// more is alone.
+/// Parameters grouped by class, in order, with at most `limit_bytes` of gradients per bucket; a
+/// larger parameter has a bucket of its own.
 fn buckets_of(members: &[Member], limit_bytes: usize) -> Vec<Vec<Member>> {
     let mut buckets: Vec<Vec<Member>> = Vec::new();
     let mut open: HashMap<Class, (usize, usize)> = HashMap::new();

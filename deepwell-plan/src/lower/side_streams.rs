@@ -1,8 +1,8 @@
-//! Which calls of a GPU run beside those of the stream that computes, 0.
+//! Side streams: GPU calls that overlap with the calls of the main stream, 0.
 //!
-//! A kernel leaves SMs idle while its last CTAs run, and many have fewer CTAs than there are SMs.
-//! Calls that do not depend on each other fill those gaps where they are on different streams. Each
-//! computes what it did of the same operands: bits do not change.
+//! A kernel leaves SMs idle while its last CTAs run, and many kernels have fewer CTAs than the GPU
+//! has SMs. Independent calls on different streams fill those gaps. Operands do not change, and
+//! neither do the bits of results.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,10 +10,10 @@ use deepwell_ir::{Access, Call, Op, Phase, StreamId, ValueId};
 
 use super::EXCHANGES;
 
-/// Streams of calls that run beside those of the stream that computes.
+/// Side streams of forward and backward passes and of weight copies.
 const SIDE_STREAMS: [StreamId; 3] = [2, 3, 4];
 
-/// The stream of gradients of weights, which nothing that computes reads in their body.
+/// The stream of weight gradients, which no compute call of the same body reads.
 const GRADIENTS: StreamId = 5;
 
 /// One more than the largest number of a stream.
@@ -23,14 +23,14 @@ pub(super) fn is_collective(call: &Call) -> bool {
     matches!(call.op, Op::Collective(_))
 }
 
-/// Puts the calls of a body into streams.
+/// Assigns the calls of a body to streams.
 ///
-/// Of copies of weights those that need no scratch take turns. In a forward or backward pass a
-/// call follows the one that made an operand of it, where nothing has followed that one yet; else
-/// it goes to a side stream whose calls are over. Exchanges have their own stream.
+/// Weight copies without a workspace rotate over the streams. In a forward or backward pass a call
+/// goes to the stream of a call that made one of its operands, if no call has followed there yet;
+/// otherwise to a side stream whose calls have all ended. Collectives have their own stream.
 ///
-/// Where `in_turns`, passes have one stream: with ZeRO 2 and 3 each layer's gradients and gathered
-/// weights make room for those of the next, which waits for what stands beside it.
+/// With `in_turns`, passes use one compute stream: under ZeRO 2 and 3 each layer's gradients and
+/// gathered weights reuse the memory of the layer before, so overlapping calls would be waited for.
 pub(super) fn spread(calls: &mut [Call], phase: Phase, in_turns: bool) {
     for call in calls.iter_mut() {
         call.stream = if is_collective(call) { EXCHANGES } else { 0 };
@@ -51,8 +51,8 @@ pub(super) fn spread(calls: &mut [Call], phase: Phase, in_turns: bool) {
     }
 }
 
-/// Copies of weights depend on nothing but masters, and many are so small that starting and ending
-/// takes most of their time.
+/// Weight copies depend on master weights alone. Many are so small that launch and drain take most
+/// of their time.
 fn spread_copies(calls: &mut [Call]) {
     let copies = calls.iter_mut().filter(|call| {
         let is_copy = matches!(call.op, Op::Quantize(_) | Op::Cast(_));
@@ -64,8 +64,8 @@ fn spread_copies(calls: &mut [Call]) {
     }
 }
 
-/// Whether no later call that computes reads what a call writes: a gradient, which exchanges may
-/// read.
+/// Whether no later compute call reads the outputs of a call: a gradient, which only collectives
+/// may read.
 fn ends(calls: &[Call]) -> Vec<bool> {
     let mut read: HashSet<ValueId> = HashSet::new();
     let mut ends = vec![false; calls.len()];
@@ -80,16 +80,16 @@ fn ends(calls: &[Call]) -> Vec<bool> {
     ends
 }
 
-/// Of each stream how many of its calls are over: a call is known by its stream and its place
-/// there, from 1.
+/// The number of calls of each stream that are known to have ended. A call is identified by its
+/// stream and its position there, from 1.
 type Clock = [usize; STREAMS];
 
-/// Calls that have streams.
+/// State of the assignment of calls to streams.
 #[derive(Default)]
 struct Placed {
-    /// Of the last call of each stream, itself counted.
+    /// Clock of the last call of each stream, the call itself included.
     last: [Clock; STREAMS],
-    /// The stream of who wrote a value last, and its clock.
+    /// Stream and clock of the last writer of each value.
     writers: HashMap<ValueId, (usize, Clock)>,
 }
 
@@ -112,7 +112,7 @@ impl Placed {
         self.writers.extend(written.map(|operand| (operand.value, (stream, clock))));
     }
 
-    /// The stream of a call whose operands `makers` made.
+    /// The stream of a call whose operands were written by `makers`.
     fn stream_after(&self, makers: &[(usize, Clock)]) -> StreamId {
         let is_over = |side: &StreamId| {
             let side = *side as usize;
@@ -131,17 +131,17 @@ impl Placed {
     }
 }
 
-/// How many layers wait at most for calls that run beside them: what those use is kept as long.
+/// Number of layers whose buffers side streams may keep alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
-    /// A layer begins when the side streams are done with the layer before it. For steps that
-    /// recompute, where what a layer uses is most of what is alive.
+    /// A layer waits until the side streams have ended the previous layer. For steps that
+    /// recompute, where the buffers of a single layer are most of the live memory.
     OneLayer,
-    /// Side streams may still be busy with the layer before, with no earlier one.
+    /// Side streams may still run calls of the previous layer, but none of an earlier layer.
     TwoLayers,
 }
 
-/// Adds to what calls wait for so that side streams keep no more than `kept`.
+/// Adds waits so that side streams keep no more than `kept`.
 pub(super) fn bound_kept_layers(calls: &[Call], waits: &mut [Vec<usize>], kept: Kept) {
     // The last call of each side stream: now, and when the last layer began.
     let mut last: [Option<usize>; STREAMS] = [None; STREAMS];

@@ -1,4 +1,4 @@
-//! Events where a call of one stream waits for one of another.
+//! Events between calls of different streams.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -7,17 +7,17 @@ use deepwell_ir::{Access, Body, Call, EventId, Recompute, StreamId, Value, Value
 use super::side_streams::{self, Kept, is_collective};
 use crate::Plan;
 
-/// Who used a value last within a body.
+/// The last writer and readers of a value within a body.
 #[derive(Default)]
 struct Users {
     writer: Option<usize>,
-    /// The last reader on each stream since.
+    /// The last reader on each stream since the last write.
     readers: BTreeMap<StreamId, usize>,
 }
 
-/// Puts each call into the stream that `stream_of` names. A call that uses what one of another
-/// stream wrote, or writes what one of another stream used, waits for an event of that one. Streams
-/// join between bodies.
+/// Assigns each call to the stream that `stream_of` names. A call waits for an event of another
+/// stream's call if that call wrote a value which the first call uses, or used a value which the
+/// first call writes. All streams join at the end of a body.
 pub(super) fn assign(calls: &mut [Call], bodies: &[Body], stream_of: &dyn Fn(&Call) -> StreamId) {
     for call in calls.iter_mut() {
         call.stream = stream_of(call);
@@ -25,16 +25,16 @@ pub(super) fn assign(calls: &mut [Call], bodies: &[Body], stream_of: &dyn Fn(&Ca
     connect(calls, bodies, &|calls| vec![Vec::new(); calls.len()]);
 }
 
-/// [`assign`] on GPUs: what nothing waits for at once runs beside the rest ([`side_streams`]), and
-/// exchanges have a stream, which waits for what computes and is waited for so that as much is kept
-/// for them as for one layer, and not for all.
+/// [`assign`] on GPUs: independent calls go to side streams ([`side_streams`]), collectives to
+/// their own stream. Additional waits bound the buffers that collectives keep alive to those of one
+/// layer.
 pub(super) fn assign_on_gpu(calls: &mut [Call], bodies: &[Body], values: &[Value], plan: &Plan) {
     let in_turns = plan.has_one_stream();
     let kept = if plan.recompute == Recompute::None { Kept::TwoLayers } else { Kept::OneLayer };
     for body in bodies {
         side_streams::spread(&mut calls[body.calls.clone()], body.phase, in_turns);
     }
-    // What it reads makes room for other values.
+    // Freeing: a value within a step ends with its last reader.
     let frees = |call: &Call| {
         let mut read = call.operands.iter().filter(|operand| operand.access != Access::Write);
         read.any(|operand| !values[operand.value.index()].memory.is_persistent())
@@ -46,10 +46,9 @@ pub(super) fn assign_on_gpu(calls: &mut [Call], bodies: &[Body], values: &[Value
     });
 }
 
-/// What calls wait for, beside what made their operands. An exchange begins behind the last call
-/// before it of the stream that computes, so that what it writes takes the place of what is over
-/// then. A layer begins when those exchanges are over that free memory and were there before the
-/// layer before it began.
+/// Waits in addition to those for operands. A collective waits for the last compute call issued
+/// before it, so that its outputs can reuse memory freed by then. A layer waits for the
+/// memory-freeing collectives that were issued before the previous layer began.
 fn waits_of_layers(calls: &[Call], frees: &dyn Fn(&Call) -> bool) -> Vec<Vec<usize>> {
     let mut waits = vec![Vec::new(); calls.len()];
     let (mut last_computed, mut last_freeing) = (None, None);
@@ -74,8 +73,8 @@ fn waits_of_layers(calls: &[Call], frees: &dyn Fn(&Call) -> bool) -> Vec<Vec<usi
     waits
 }
 
-/// Events between calls of different streams. `others`: what calls of a body wait for whatever they
-/// write.
+/// Adds events between calls of different streams. `others` returns the waits of a body's calls
+/// that do not follow from operands.
 fn connect(calls: &mut [Call], bodies: &[Body], others: &dyn Fn(&[Call]) -> Vec<Vec<usize>>) {
     for body in bodies {
         let calls = &mut calls[body.calls.clone()];
@@ -89,9 +88,9 @@ fn connect(calls: &mut [Call], bodies: &[Body], others: &dyn Fn(&[Call]) -> Vec<
     }
 }
 
-/// The calls that each call waits for: of each other stream the last one, and only where no call
-/// before it on its own stream has waited for that one or a later one. `others`: those that it
-/// waits for whatever they write.
+/// The calls that each call waits for: the last one of each other stream, unless an earlier call of
+/// the same stream has waited for that call or a later one. `others`: waits that do not follow from
+/// operands.
 fn waits(calls: &[Call], others: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let mut users: HashMap<ValueId, Users> = HashMap::new();
     let mut seen: HashMap<(StreamId, StreamId), usize> = HashMap::new();

@@ -1,14 +1,14 @@
 //! Weights and gradients that are whole only while a layer needs them (ZeRO 2 and 3).
 //!
-//! Buckets are of a layer. With ZeRO 2 a bucket's gradients are reduce-scattered behind the call
-//! of the backward that writes the last of them, and a rank adds its slice to those of the
-//! micro-batches before. With ZeRO 3 the masters, of which a rank has a slice, are gathered before
-//! the first call of the forward that reads them, and again of the backward, and the compute copies
-//! are made there, unless these are what is gathered. What is whole lies in the part of the arena
-//! that is shared by lifetime.
+//! A bucket holds parameters of one layer. With ZeRO 2 a bucket's gradients are reduce-scattered
+//! after the backward call that writes the last of them, and a rank adds its slice to the sum of
+//! the previous micro-batches. With ZeRO 3 the sharded masters are gathered before the first
+//! forward call that reads them, and again before the first backward call. The compute copies are
+//! made there, unless the copies themselves are gathered. Whole buffers lie in the part of the
+//! arena that is shared by lifetime.
 //!
-//! A gradient is so summed over ranks first and then over micro-batches, where ZeRO 0 and 1 sum
-//! over micro-batches first: with one micro-batch in a step the bits are theirs.
+//! A gradient is thus summed over ranks first and then over micro-batches; ZeRO 0 and 1 sum over
+//! micro-batches first. With one micro-batch per step the bits are the same.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,42 +22,42 @@ use super::optimizer::{read, update, write};
 use super::{Lowering, NewCall};
 use crate::PlanError;
 
-/// What comes and goes.
+/// State of the gathers and scatters of a program.
 #[derive(Default)]
 pub(super) struct TransientWeights {
-    /// The bucket of each parameter that is gathered, and of the copies that are made of it.
+    /// The bucket of each gathered parameter and of its copies.
     bucket_of: HashMap<TensorId, usize>,
     /// The nodes that make the copies of a bucket, by index in the graph.
     copies: HashMap<usize, Vec<usize>>,
-    /// Buckets that are gathered in the body that is lowered.
+    /// Buckets already gathered in the current body.
     fetched: HashSet<usize>,
-    /// Those of which the copies are made.
+    /// Buckets whose copies are already made in the current body.
     copied: HashSet<usize>,
-    /// The buckets whose gradients are whole behind a node.
+    /// The buckets whose gradients are complete after a node.
     complete_after: HashMap<usize, Vec<usize>>,
-    /// Values that lie one behind the other.
+    /// Lists of values that are contiguous in memory.
     pub(super) contiguous: Vec<Vec<ValueId>>,
-    /// Behind the names of what is made once more.
+    /// Suffix of the names of values that a body makes again.
     pub(super) suffix: &'static str,
-    /// What is gathered of a bucket in parts, and the tensors that it becomes.
+    /// The parts of a bucket that are gathered, and the tensor that each becomes.
     pub(super) parts: HashMap<usize, Vec<(ValueId, TensorId)>>,
-    /// Slices of planes that the next call gathers.
+    /// Slices of planes for the next all-gather.
     pub(super) planes: Vec<super::quantized_all_gather::Planes>,
 }
 
 impl Lowering<'_> {
-    /// Whether gradients are scattered while they come.
+    /// Whether gradients are reduce-scattered during the backward pass (ZeRO 2 and 3).
     pub(super) fn scatters(&self) -> bool {
         self.plan.parallel.zero >= 2 && self.sharing().is_some()
     }
 
-    /// Whether weights are whole while a layer needs them alone.
+    /// Whether weights are sharded and gathered per layer (ZeRO 3).
     pub(super) fn gathers(&self) -> bool {
         self.plan.parallel.zero >= 3 && self.sharing().is_some()
     }
 
-    /// The layer of each parameter that belongs to one: that of the first node that reads it or a
-    /// copy of it.
+    /// The layer of each parameter that belongs to one: the layer of the first forward node that
+    /// reads the parameter or a copy of it.
     pub(super) fn layers_of_parameters(&self) -> HashMap<TensorId, u32> {
         let parents = parents(self.graph);
         let mut layers = HashMap::new();
@@ -72,8 +72,8 @@ impl Lowering<'_> {
         layers
     }
 
-    /// Gradients that a call writes together with the loss, which is added to from micro-batch to
-    /// micro-batch, as they then are.
+    /// Gradients that are outputs of the call that writes the loss. With several micro-batches that
+    /// call accumulates the loss, and therefore these gradients too.
     pub(super) fn gradients_written_with_loss(&self) -> HashSet<TensorId> {
         if self.plan.micro_batches < 2 {
             return HashSet::new();
@@ -83,8 +83,8 @@ impl Lowering<'_> {
         nodes.flat_map(|node| node.outputs.iter().copied()).collect()
     }
 
-    /// Notes what is made of the parameters of gathered buckets, and behind which node the
-    /// gradients of scattered ones are whole.
+    /// Records the copies of each gathered bucket's parameters, and the node after which the
+    /// gradients of each scattered bucket are complete.
     pub(super) fn plan_gathers(&mut self) {
         let mut transient = TransientWeights::default();
         let mut bucket_of_gradient = HashMap::new();
@@ -120,7 +120,7 @@ impl Lowering<'_> {
         self.transient = transient;
     }
 
-    /// In each body weights are gathered anew.
+    /// Forgets the gathers of the previous body: every body gathers its weights itself.
     pub(super) fn begin_gathers(&mut self, phase: Phase) {
         self.transient.fetched.clear();
         self.transient.copied.clear();
@@ -134,7 +134,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Whether a node of the weights' body is lowered where its weight is gathered.
+    /// Whether a node of the weights body is lowered where its weight is gathered instead.
     pub(super) fn comes_with_gather(&self, node: &Node) -> bool {
         let is_gathered = |id: &TensorId| {
             let in_pass = self.gathers() && self.transient.bucket_of.contains_key(id);
@@ -149,7 +149,8 @@ impl Lowering<'_> {
         if self.gathers() { passes.contains(&phase) } else { phase == Phase::Weights }
     }
 
-    /// Gathers what a node reads, where that is not there yet, beside the calls of a layer.
+    /// Gathers the buckets that a node reads and that are missing, overlapped with the calls of
+    /// `layer`.
     pub(super) fn fetch_for(&mut self, node: &Node, layer: Option<u32>) -> Result<(), PlanError> {
         if !self.gathers_in(node.phase) {
             return Ok(());
@@ -161,7 +162,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Gathers what a node reads, and makes the copies of it, where that is not there yet.
+    /// Gathers the buckets that a node reads and makes their copies, if they are missing.
     pub(super) fn gather_for(&mut self, node: &Node) -> Result<(), PlanError> {
         if !self.gathers_in(node.phase) {
             return Ok(());
@@ -205,7 +206,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Makes the copies of a gathered bucket that a node is the first to read.
+    /// Makes the copies of a gathered bucket for `reader`, the first node that reads them.
     fn make_copies(&mut self, bucket: usize, reader: &Node) -> Result<(), PlanError> {
         if self.shared[bucket].quantized_by.is_some() {
             return self.join_parts(bucket, (reader.phase, reader.layer));
@@ -226,7 +227,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Scatters the gradients that are whole behind a node.
+    /// Reduce-scatters the buckets whose gradients are complete after a node.
     pub(super) fn scatter_after(&mut self, at: usize) -> Result<(), PlanError> {
         for bucket in self.transient.complete_after.get(&at).cloned().unwrap_or_default() {
             let (group, ranks) = self.shared[bucket].group;
@@ -234,7 +235,7 @@ impl Lowering<'_> {
             let Some(own) = self.shared[bucket].scattered else { continue };
             let kind = CollectiveKind::ReduceScatter { reduction: Reduction::Sum };
             let op = Collective::of_bucket(kind, group, ranks, gradients.len());
-            // Where sums are added up on a device, they come into this bucket first.
+            // On devices a sum that is accumulated arrives in this bucket first.
             let adds = self.target.arch != "cpu" && self.plan.micro_batches > 1;
             let parameters = self.shared[bucket].parameters.len();
             let operand = |(index, value)| match adds {
@@ -263,7 +264,7 @@ impl Lowering<'_> {
     }
 }
 
-/// The parameter that a copy is made of.
+/// The parameter from which each copy is made.
 fn parents(graph: &Graph) -> HashMap<TensorId, TensorId> {
     let mut parents = HashMap::new();
     for node in graph.nodes.iter().filter(|node| node.phase == Phase::Weights) {
