@@ -1,4 +1,4 @@
-//! Chooses micro-batch and recomputation by trying: each candidate is lowered and dry-run.
+//! Chooses micro-batch size and recomputation: every candidate is lowered and dry-run.
 
 use deepwell_ir::{
     Binding, Graph, KernelCatalog, Op, PrecisionPolicy, Program, Recompute, Target,
@@ -13,7 +13,7 @@ use crate::{
     lower_fallback, memory_limit_bytes,
 };
 
-/// What the user wants trained.
+/// A training job to plan.
 #[derive(Clone, Debug)]
 pub struct PlanRequest {
     /// Tokens per sequence.
@@ -24,38 +24,38 @@ pub struct PlanRequest {
     pub policy: PrecisionPolicy,
     /// The optimizer.
     pub optimizer: OptimizerSpec,
-    /// Memory that may be used on each device; none takes what [`memory_limit_bytes`] gives.
+    /// Memory limit of each device; `None` for [`memory_limit_bytes`].
     pub memory_limit_bytes: Option<u64>,
-    /// Fixes the micro-batch.
+    /// Fixed micro-batch size, if given.
     pub micro_batch: Option<usize>,
-    /// Fixes what is recomputed.
+    /// Fixed recomputation, if given.
     pub recompute: Option<Recompute>,
 }
 
-/// The best plan, its program, and what was tried.
+/// The best plan, its program, and the rejected candidates.
 #[derive(Clone, Debug)]
 pub struct Planned {
     /// The plan.
     pub plan: Plan,
     /// Its program.
     pub program: Program,
-    /// What its GEMMs fall back to, all in BF16; none where nothing is quantized.
+    /// BF16 fallback program; `None` if no tensor is quantized.
     pub fallback: Option<Program>,
     /// Its prediction.
     pub prediction: DryRun,
-    /// The prediction of the same plan in BF16, where anything is quantized.
+    /// Prediction of the same plan in BF16, if any tensor is quantized.
     pub in_bf16: Option<DryRun>,
-    /// FLOPs of linear layers of a step, of all stages of a pipeline together.
+    /// FLOPs of the linear layers of a step, over all pipeline stages.
     pub linear_flops: LinearFlops,
-    /// What each tensor got, of all stages of a pipeline together.
+    /// Format of each tensor, over all pipeline stages.
     pub precision: Vec<TensorPrecision>,
-    /// Candidates that were not taken, with reasons.
+    /// Rejected candidates, with reasons.
     pub rejected: Vec<String>,
 }
 
 impl Planned {
-    /// The same plan with the programs of another rank, which are lowered where it is of another
-    /// class ([`Parallel::class`]).
+    /// Returns the same plan with the programs of another rank, lowered anew if the rank's class
+    /// ([`Parallel::class`]) differs.
     ///
     /// # Errors
     /// As [`lower`].
@@ -83,7 +83,7 @@ impl Planned {
     }
 }
 
-/// Plans for one device of `hardware`: the one that `target` names. See [`autoplan_ranks`].
+/// Plans for the device of `target`. See [`autoplan_ranks`].
 ///
 /// # Errors
 /// As [`autoplan_ranks`].
@@ -97,8 +97,8 @@ pub fn autoplan(
     autoplan_ranks(graph, hardware, request, Parallel::default(), catalog, target)
 }
 
-/// Plans for ranks that each have a device like `target`; the program is that of rank 0. Stages of
-/// a pipeline are balanced by FLOPs. See [`autoplan_stages`].
+/// Plans for ranks that each have a device like `target`; the program is for rank 0. Pipeline
+/// stages are balanced by FLOPs. See [`autoplan_stages`].
 ///
 /// # Errors
 /// As [`autoplan_stages`].
@@ -113,17 +113,16 @@ pub fn autoplan_ranks(
     autoplan_stages(graph, hardware, request, (parallel, None), catalog, target)
 }
 
-/// [`autoplan_ranks`] with the layers of each stage of a pipeline, where they are given.
+/// [`autoplan_ranks`] with the number of layers of each pipeline stage, if given.
 ///
-/// Recomputation only adds work and smaller micro-batches only read weights more often, so
-/// candidates are tried from the least predicted time upwards: the least recomputation first, the
-/// largest micro-batch first within it. The first one that fits into memory is taken, or a larger
-/// micro-batch whose passes fit on one stream, where that takes less time. In a pipeline smaller
-/// micro-batches have stages wait less: of those that fit the one with the least time is taken.
+/// Recomputation only adds work, and smaller micro-batches only read weights more often. So
+/// candidates are tried in order of predicted time: least recomputation first, then largest
+/// micro-batch first. The first candidate that fits into memory is taken, or a larger micro-batch
+/// that fits with one stream, if it takes less time. In a pipeline, smaller micro-batches reduce
+/// the bubble, so the fastest of all fitting candidates is taken.
 ///
-/// # Errors
-/// A request that cannot be planned, a GPU that `hardware` does not have, a model without kernels
-/// on `target`, or nothing that fits.
+/// An invalid request, a GPU missing in `hardware`, a model without kernels on `target`, or no
+/// fitting candidate.
 pub fn autoplan_stages(
     graph: &Graph,
     hardware: &Hardware,
@@ -152,13 +151,14 @@ pub fn autoplan_stages(
         .unwrap_or_else(|| memory_limit_bytes(hardware, target, parallel.world_size()));
     let stages = stages_of(graph, request, parallel, layers)?;
     let base = Plan { parallel, stages, ..base_plan(graph, request, target) };
-    // Fails early, with the graph's own words, on a graph that cannot be trained at all.
+    // Fails early, with the graph's own error, if the graph cannot be trained.
     differentiate(&expand_experts(graph, &request.policy)?)?;
     let attempt =
         |candidate: Plan| attempt(graph, candidate, hardware, catalog, target, limit_bytes);
     let mut best = Best::default();
     for &rule in &rules {
-        // On several streams: the larger micro-batches that do not fit are tried on one.
+        // With several streams first: larger micro-batches that do not fit are retried with one
+        // stream.
         let mut too_large = Vec::new();
         for &micro_batch in &micro_batches {
             let candidate = with_batches(&base, micro_batch, rows / micro_batch, rule);
@@ -173,7 +173,7 @@ pub fn autoplan_stages(
             if parallel.pipeline > 1 {
                 continue;
             }
-            // Smaller micro-batches read the same weights more often and save nothing else.
+            // Smaller micro-batches only read the weights more often.
             let smaller = micro_batches.iter().filter(|&&size| size < micro_batch);
             best.rejected
                 .extend(smaller.map(|size| {
@@ -211,10 +211,10 @@ pub fn autoplan_stages(
     Ok(best)
 }
 
-/// What came of a candidate.
+/// Result of a candidate.
 enum Attempt {
     Fits(Box<Planned>),
-    /// Why it does not fit.
+    /// Why the candidate does not fit.
     TooLarge(String),
 }
 
@@ -278,7 +278,7 @@ fn attempt(
     })))
 }
 
-/// A candidate as lists of rejected ones have it.
+/// A candidate's name in the list of rejected candidates.
 fn name_of(plan: &Plan) -> String {
     let Plan { micro_batch, micro_batches, recompute, .. } = plan;
     let streams = if plan.one_stream { ", one stream" } else { "" };
@@ -307,9 +307,9 @@ impl Best {
     }
 }
 
-/// Predicted time of a step, to compare candidates by. A prediction does not see how calls of
-/// several streams fill each other's gaps: one stream was 1.8 % slower for llama-1.1b in MXFP8 and
-/// 14.7 % for moe-1b-a300m (`benchmarks/train_h200_2026-11-27.md`).
+/// Predicted time of a step, for comparing candidates. A prediction does not include the idle SMs
+/// filled by side streams: one stream was 1.8 % slower for llama-1.1b in MXFP8 and 14.7 % for
+/// moe-1b-a300m (`benchmarks/train_h200_2026-11-27.md`).
 fn priced_s(planned: &Planned) -> f64 {
     let has_experts = planned.prediction.ranks.iter().any(|rank| rank.expert_room.is_some());
     let price = match (planned.plan.one_stream, has_experts) {
@@ -320,7 +320,7 @@ fn priced_s(planned: &Planned) -> f64 {
     planned.prediction.time_s * price
 }
 
-/// Layers of each stage of a pipeline: those asked for, or balanced; none where there is one stage.
+/// Layers of each pipeline stage, as requested or balanced; empty for one stage.
 fn stages_of(
     graph: &Graph,
     request: &PlanRequest,
@@ -348,13 +348,12 @@ fn stages_of(
 /// Programs of a pipeline's stages.
 enum Stages {
     Within(Vec<Program>),
-    /// What the program of one stage needs at least, which is more than the limit.
+    /// Peak bytes of the first stage found above the limit.
     Beyond(u64),
 }
 
-/// The program of the first rank of each stage of a pipeline, of all ranks where there is one
-/// stage. It ends at the first stage that alone needs more than `limit_bytes`: a search tries many
-/// plans, and the first stage holds the most micro-batches.
+/// Lowers the program of the first rank of each pipeline stage. Stops at the first stage above
+/// `limit_bytes`: a search tries many plans, and the first stage holds the most micro-batches.
 fn lower_stages(
     shared: &SharedGraph<'_>,
     parallel: Parallel,
@@ -376,7 +375,7 @@ fn lower_stages(
     Ok(Stages::Within(programs))
 }
 
-/// Sizes of a micro-batch of a rank that has `rows` sequences of a step.
+/// Micro-batch sizes for a rank with `rows` sequences per step.
 fn micro_batch_candidates(request: &PlanRequest, rows: usize) -> Result<Vec<usize>, PlanError> {
     let of_rank = match rows == request.global_batch {
         true => String::new(),
@@ -393,7 +392,7 @@ fn micro_batch_candidates(request: &PlanRequest, rows: usize) -> Result<Vec<usiz
     }
 }
 
-/// The GPU that a target names, if it names one that is there.
+/// The GPU of a target, if the target has a GPU of `hardware`.
 pub(crate) fn gpu_of<'a>(hardware: &'a Hardware, target: &Target) -> Option<&'a Gpu> {
     hardware.gpus.get(target.gpu?)
 }
@@ -411,17 +410,17 @@ fn check_gpu(hardware: &Hardware, target: &Target) -> Result<(), PlanError> {
     Err(PlanError::Request { what: "GPU", expected, got: index.to_string() })
 }
 
-/// What runs on a target, as a device is named on the command line.
+/// Name of the target's device on the command line.
 fn device_name(target: &Target) -> String {
     match target.gpu {
         Some(index) => format!("cuda:{index}"),
         None if target.arch == "cpu" => "cpu".to_string(),
-        // The generation stands before: `hopper-sm90`.
+        // The architecture name starts with the generation: `hopper-sm90`.
         None => format!("emulated:{}", target.arch.rsplit('-').next().unwrap_or_default()),
     }
 }
 
-/// The plan that candidates vary.
+/// The base plan of all candidates.
 pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -> Plan {
     Plan {
         model: graph.name.clone(),
@@ -444,7 +443,7 @@ pub(crate) fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -
     }
 }
 
-/// The capacity factor of a captured graph: all layers have the same.
+/// The capacity factor of a captured graph, the same in all layers.
 fn capacity_factor(graph: &Graph) -> Option<f64> {
     graph.nodes.iter().find_map(|node| match &node.op {
         Op::Experts(op) => op.capacity_factor,
@@ -452,7 +451,7 @@ fn capacity_factor(graph: &Graph) -> Option<f64> {
     })
 }
 
-/// A plan with other batches.
+/// Returns the plan with other batch sizes and recomputation.
 fn with_batches(plan: &Plan, micro_batch: usize, micro_batches: usize, rule: Recompute) -> Plan {
     Plan { micro_batch, micro_batches, recompute: rule, ..plan.clone() }
 }

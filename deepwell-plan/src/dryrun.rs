@@ -1,4 +1,4 @@
-//! Predicts memory and time of programs from what they are, before anything runs.
+//! Predicts memory and time of programs before a run.
 
 mod experts;
 mod pipeline;
@@ -17,7 +17,7 @@ use self::roof::Roof;
 use crate::schedule::PipelineSchedule;
 use crate::{Parallel, format_bytes};
 
-/// What limits a call: the largest of three times.
+/// Bound of a call: the largest of three times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {
@@ -40,7 +40,7 @@ impl Bound {
     }
 }
 
-/// Calls of one op and kernel together.
+/// Sum over the calls of one op and kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpTime {
     /// Name of the op.
@@ -55,54 +55,53 @@ pub struct OpTime {
     pub bytes: u64,
     /// Least time per step.
     pub time_s: f64,
-    /// What limits most of that time.
+    /// The bound of most of this time.
     pub bound: Bound,
 }
 
-/// Exchanges beside what computes.
+/// Time of collectives on their own stream.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ExchangeTime {
-    /// Least time of all of them per step.
+    /// Least time of all collectives per step.
     pub time_s: f64,
-    /// By how much a step is longer than one whose exchanges take no time.
+    /// Difference to the least time of a step with free collectives.
     pub exposed_s: f64,
 }
 
-/// Prediction for one rank, and for those that are like it.
+/// Prediction for one rank, and for the ranks with the same program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankReport {
     /// The rank.
     pub rank: u32,
-    /// Other ranks with the same program, which this is said of too.
+    /// Other ranks with the same program and prediction.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub alike: Vec<u32>,
-    /// Arena and what the backend holds beside it.
+    /// Arena and the backend's fixed overhead.
     pub peak_bytes: u64,
     /// Size of the arena.
     pub arena_bytes: u64,
-    /// Kept beyond it for GEMMs that fall back to BF16.
+    /// Reserved in addition for GEMMs with BF16 fallback.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub reserved_bytes: u64,
-    /// Largest sum of values that are alive at one call: no arena can be smaller.
+    /// Largest sum of live values at one call: a lower bound of any arena.
     pub arena_lower_bound_bytes: u64,
     /// Bytes by kind at the call with the largest sum.
     pub bytes_at_peak: BTreeMap<String, u64>,
-    /// Name of that call.
+    /// Name of the call with the largest sum.
     pub peak_call: String,
     /// FLOPs per step.
     pub flops: u64,
     /// Bytes moved per step.
     pub bytes: u64,
-    /// Bytes through the link to other ranks per step, in its busier direction.
+    /// Bytes through the link to other ranks per step, in the busier direction.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes_on_link: u64,
-    /// Least time per step by roofline: of its streams, where it has several, the one that ends
-    /// last.
+    /// Least time per step by roofline: the end of the last stream.
     pub time_s: f64,
-    /// What exchanges with other ranks take of it; none where they have no stream of their own.
+    /// Collectives on their own stream; `None` if collectives are on the main stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exchanges: Option<ExchangeTime>,
-    /// Rows of a layer's experts; none where the model has none.
+    /// Rows of a layer's experts; `None` for a model without experts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert_room: Option<ExpertRoom>,
     /// Ops, longest time first.
@@ -114,32 +113,32 @@ pub struct RankReport {
 pub struct DryRun {
     /// Tokens per step over all ranks.
     pub tokens: u64,
-    /// Least time per step: that of the slowest rank.
+    /// Least time per step of the slowest rank.
     pub time_s: f64,
     /// Each rank.
     pub ranks: Vec<RankReport>,
-    /// Share of a step that the busiest stage of a pipeline waits for others, each stage on a
-    /// device of its own; none where there is one stage.
+    /// Share of a step that the busiest pipeline stage waits for other stages, with a device for
+    /// each stage; `None` for one stage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bubble: Option<f64>,
-    /// Chunks of layers that each stage has; the schedule of several is interleaved.
+    /// Chunks of layers of each stage; several chunks are interleaved.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub chunks: usize,
-    /// What gradients of weights in passes of their own win and cost; none where they have none.
+    /// Gain and memory of a zero-bubble schedule; `None` without separate weight-gradient passes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zero_bubble: Option<ZeroBubble>,
-    /// How much faster than the same model in BF16, when that was predicted too.
+    /// Speedup over the same model in BF16, if BF16 was predicted too.
     pub expected_speedup_over_bf16: Option<f64>,
 }
 
-/// A zero-bubble schedule beside 1F1B over the same stages.
+/// A zero-bubble schedule compared with 1F1B over the same stages.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ZeroBubble {
     /// [`DryRun::bubble`] of 1F1B.
     pub bubble_1f1b: f64,
-    /// Bytes that each stage keeps from pass to pass, for all micro-batches in flight.
+    /// Bytes kept from pass to pass on each stage, for all micro-batches in flight.
     pub kept_bytes: Vec<u64>,
-    /// The same of 1F1B.
+    /// Bytes kept from pass to pass under 1F1B.
     pub kept_bytes_1f1b: Vec<u64>,
 }
 
@@ -166,8 +165,8 @@ impl RankReport {
 }
 
 impl DryRun {
-    /// Counts an arena of `arena_bytes` of the rank of `target`, of which its program uses only a
-    /// part. A processor's memory is taken when it is touched, so there the rest counts nothing.
+    /// Counts an arena of `arena_bytes` for the rank of `target`, although its program uses only a
+    /// part. CPU memory is committed on first touch, so on a CPU the rest does not count.
     pub fn reserve(&mut self, arena_bytes: usize, target: &Target) {
         let own = target.ranks.rank;
         let is_own = |rank: &&mut RankReport| rank.rank == own || rank.alike.contains(&own);
@@ -179,19 +178,19 @@ impl DryRun {
         rank.bytes_at_peak.insert("reserved".to_string(), reserved_bytes);
     }
 
-    /// The most that one rank needs, in bytes.
+    /// The largest peak of a rank, in bytes.
     pub fn peak_bytes(&self) -> u64 {
         self.ranks.iter().map(|rank| rank.peak_bytes).max().unwrap_or(0)
     }
 }
 
-/// Predicts a step of `programs`, one per rank, on `hardware`: each with the rates of the GPU that
-/// its target names, or of the processor.
+/// Predicts a step of `programs`, one per rank, on `hardware`, with the rates of the GPU of each
+/// program's target, or of the CPU.
 ///
 /// A call takes `max(FLOPs / rate, bytes / bandwidth, bytes to other ranks / link bandwidth)`. The
-/// rate is the peak of the unit of the selected kernel, times the most of it that the kernel was
-/// measured at ([`Call::peak_share`]). Calls of one stream follow each other, streams wait for each
-/// other where events say so. Real programs run slower: kernels reach less in most shapes.
+/// rate is the peak of the unit of the selected kernel, times the best share measured for the
+/// kernel ([`Call::peak_share`]). Calls of a stream are serial, and streams wait for events of
+/// other streams. Real programs run slower: kernels reach a smaller share in most shapes.
 pub fn dryrun(programs: &[Program], hardware: &Hardware) -> DryRun {
     let ranks: Vec<RankReport> =
         programs.iter().map(|program| rank_report(program, programs, hardware)).collect();
@@ -206,13 +205,13 @@ pub fn dryrun(programs: &[Program], hardware: &Hardware) -> DryRun {
     }
 }
 
-/// Predicts a step of ranks that all run `program`, but for their numbers: what it costs does not
-/// grow with them.
+/// Predicts a step of ranks that all run `program` except for their rank numbers, at the cost of
+/// one rank's prediction.
 pub fn dryrun_world(program: &Program, parallel: Parallel, hardware: &Hardware) -> DryRun {
     let mut run = dryrun(std::slice::from_ref(program), hardware);
     run.tokens *= parallel.data as u64;
     if program.target.gpu.is_none() {
-        // They share one processor.
+        // All ranks share the CPU.
         run.time_s *= parallel.world_size() as f64;
     }
     for rank in &mut run.ranks {
@@ -222,12 +221,12 @@ pub fn dryrun_world(program: &Program, parallel: Parallel, hardware: &Hardware) 
 }
 
 /// Least time of the first run of one call of `program` on `hardware` by the datasheet, in seconds,
-/// and what limits it.
+/// and the bound.
 pub fn roofline(program: &Program, call: &Call, hardware: &Hardware) -> (f64, Bound) {
     Roof::of(hardware, program, &[]).datasheet_time(call, Instance::ONLY)
 }
 
-/// Calls of one op and kernel, and how much of their time each bound has.
+/// Sum over the calls of one op and kernel, and the time under each bound.
 struct OpSum {
     op: OpTime,
     bound_s: BTreeMap<Bound, f64>,
@@ -285,7 +284,7 @@ fn rank_report(program: &Program, programs: &[Program], hardware: &Hardware) -> 
     }
 }
 
-/// What exchanges take where they have a stream of their own.
+/// Time of the collectives, if they have their own stream.
 fn exchanges_of(roof: &Roof, program: &Program) -> Option<ExchangeTime> {
     let is_exchange = |call: &Call| matches!(call.op, Op::Collective(_));
     program.calls.iter().find(|call| is_exchange(call) && call.stream != 0)?;
@@ -303,8 +302,8 @@ fn bytes_at_peak(program: &Program) -> (BTreeMap<String, u64>, String) {
             lives[operand.value.index()].get_or_insert((index, index)).1 = index;
         }
     }
-    // With several chunks a slot holds what one of them keeps, which the order of the calls does
-    // not show: all slots are counted whole.
+    // With several chunks a slot holds the kept values of one chunk, and the order of calls does
+    // not show which chunk. So all slots are counted in full.
     let has_chunks = program.bodies.iter().any(|body| body.chunk > 0);
     let is_in_slots = |value: &Value| value.slot_stride_bytes > 0 && !value.memory.is_persistent();
     let mut activations = vec![0i64; program.calls.len() + 1];
@@ -317,15 +316,15 @@ fn bytes_at_peak(program: &Program) -> (BTreeMap<String, u64>, String) {
             activations[last + 1] -= value.range.bytes as i64;
         }
     }
-    // What lives from body to body is there once for each further micro-batch in flight.
+    // Each further micro-batch in flight has its own copy of the values that live across bodies.
     let in_slots = || program.values.iter().filter(|value| is_in_slots(value));
     let slots = program.slots as usize;
     let in_other_slots = match has_chunks {
         true => in_slots().map(|value| value.slot_stride_bytes).max().unwrap_or(0) * slots,
         false => {
             let of_slot: usize = in_slots().map(|value| value.range.bytes).sum();
-            // What lives from forward to backward may lie where something lives from there to the
-            // gradients of weights.
+            // A value living from forward to backward may share memory with a value living from
+            // backward to the weight gradients.
             let room = in_slots().map(|value| value.slot_stride_bytes).max().unwrap_or(0);
             of_slot.min(room) * slots.saturating_sub(1)
         }

@@ -1,4 +1,4 @@
-//! From a captured graph and a plan to the program of one rank.
+//! Lowers a captured graph and a plan to the program of one rank.
 
 use std::collections::{HashMap, HashSet};
 
@@ -51,12 +51,12 @@ pub(crate) use self::shared_graph::Differentiated;
 pub use self::shared_graph::SharedGraph;
 use self::tensor::Splits;
 
-/// Lowers the training step: a body for forward, backward, optimizer (with the norm of the
-/// gradients) and the compute copies of the weights for the next step, and a schedule that runs
-/// forward and backward for each micro-batch.
+/// Lowers the training step: bodies for forward, backward, optimizer (with the gradient norm) and
+/// the compute copies of the weights for the next step, and a schedule of forward and backward for
+/// each micro-batch.
 ///
 /// # Errors
-/// A pass that refuses the graph or the policy, or an op without a kernel on `target`.
+/// Errors of a pass for an unsupported graph or policy, or an op without a kernel on `target`.
 pub fn lower(
     graph: &Graph,
     plan: &Plan,
@@ -66,27 +66,26 @@ pub fn lower(
     SharedGraph::of(graph, plan, catalog, target)?.lower_stage(catalog, target)
 }
 
-/// In which order a step runs, and what runs beside what.
+/// Order of the passes of a step, streams of the calls, and overlap of collectives.
 pub struct Scheduling<'a> {
     /// Forward and backward passes of the micro-batches.
     pub passes: Schedule,
-    /// What this stage of a pipeline receives between which passes; none where bodies exchange
-    /// with other stages by themselves.
+    /// Receives of this pipeline stage between passes; `None` if sends and receives are in the
+    /// bodies.
     pub handover: Option<StageHandover>,
-    /// The stream of each call; 0 is the one that computes. Where it is not given, a GPU runs what
-    /// does not depend on each other on several streams, and exchanges on [`EXCHANGES`]; a
-    /// processor has one stream.
+    /// The stream of each call; 0 is the main stream. With `None`, a GPU runs independent calls on
+    /// several streams and collectives on [`EXCHANGES`]; a CPU has one stream.
     pub stream_of: Option<&'a dyn Fn(&Call) -> StreamId>,
-    /// Whether what is exchanged is put beside what computes: gradients are summed once they are
-    /// whole, and weights of a layer gathered one layer ahead.
+    /// Whether collectives overlap with compute: gradients are reduced as soon as they are
+    /// complete, and weights are prefetched one layer ahead.
     pub overlaps: bool,
 }
 
-/// The stream of exchanges between ranks, of all groups: so that they have one order.
+/// The stream of all collectives, of every group: a single stream gives all ranks the same order.
 pub const EXCHANGES: StreamId = 1;
 
 impl Scheduling<'_> {
-    /// Each micro-batch whole, all calls on one stream.
+    /// Gradient accumulation: one micro-batch after the other, all calls on one stream.
     pub fn of(plan: &Plan) -> Scheduling<'static> {
         Scheduling {
             passes: Schedule::gradient_accumulation(plan.micro_batches),
@@ -96,20 +95,20 @@ impl Scheduling<'_> {
         }
     }
 
-    /// That of a rank with its stage's passes.
+    /// The default scheduling of a rank with the passes of its stage.
     fn of_stage((passes, handover): StagePasses, target: &Target) -> Scheduling<'static> {
-        // Ranks of a processor compute and exchange in turns, and would keep more for nothing.
+        // CPU ranks alternate compute and collectives; overlap would only keep buffers alive
+        // longer.
         let overlaps = target.arch != "cpu" && target.ranks.world_size > 1;
         Scheduling { passes, handover, stream_of: None, overlaps }
     }
 }
 
-/// [`lower`] with the passes of the micro-batches in another order, activations of several
-/// micro-batches in flight, or calls on several streams. Losses do not depend on it: gradients are
-/// added up in the order of the micro-batches.
+/// [`lower`] with another order of the passes, activations of several micro-batches in flight, or
+/// calls on several streams. Losses stay the same: gradients are accumulated in micro-batch order.
 ///
 /// # Errors
-/// As [`lower`], and a schedule that does not run each micro-batch of the plan once.
+/// As [`lower`], and a schedule that does not run each micro-batch of the plan exactly once.
 pub fn lower_scheduled(
     graph: &Graph,
     plan: &Plan,
@@ -121,9 +120,9 @@ pub fn lower_scheduled(
     shared.lower_scheduled(scheduling, catalog, target)
 }
 
-/// What a rank has of each layer: its part of the tokens, heads and columns, and its experts.
-/// Groups of rows are a multiple of `align`, as the formats of the whole model want, whichever part
-/// of it a rank has.
+/// Returns a rank's part of each layer: its tokens, heads, columns and experts. Groups of rows are
+/// a multiple of `align`, required by the formats of the whole model and therefore the same on all
+/// ranks.
 fn part_of_layers(
     graph: &Graph,
     plan: &Plan,
@@ -136,7 +135,7 @@ fn part_of_layers(
     Ok((own, splits))
 }
 
-/// A program is for one rank of the plan's world.
+/// Checks that `target`'s rank belongs to the plan's world.
 fn check_ranks(plan: &Plan, target: &Target) -> Result<(), PlanError> {
     let expected = plan.parallel.ranks(target.ranks.rank as usize);
     if target.ranks == expected {
@@ -149,7 +148,7 @@ fn check_ranks(plan: &Plan, target: &Target) -> Result<(), PlanError> {
     })
 }
 
-/// Fuses where the catalog predicts less time for the sizes of a plan.
+/// Fuses nodes if the catalog predicts less time for the sizes of the plan.
 fn fuse_for(
     graph: &Graph,
     plan: &Plan,
@@ -175,36 +174,36 @@ struct Lowering<'a> {
     passes: &'a Schedule,
     /// This rank's place in a pipeline of several stages.
     pipeline: Option<&'a Pipeline>,
-    /// What it receives between bodies.
+    /// Receives of the stage between bodies.
     handover: Option<&'a StageHandover>,
-    /// Which slices this rank has of parameters.
+    /// This rank's slices of parameters.
     splits: Splits,
     values: Vec<Value>,
     calls: Vec<Call>,
     bodies: Vec<Body>,
     host: HostInterface,
     parameters: Vec<ParameterState>,
-    /// Of each parameter, whether it is a selection bias: moved by counts, not by AdamW.
+    /// For each parameter, whether it is a selection bias: updated by counts, not by AdamW.
     is_counted: Vec<bool>,
-    /// Of each parameter, whether weight decay holds it back.
+    /// For each parameter, whether weight decay applies.
     decays: Vec<bool>,
     shards: Vec<Shard>,
     /// The buckets of the shards.
     shared: Vec<shard::Bucket>,
-    /// The weight copies that are gathered, of casts of slices.
+    /// Weight copies that are all-gathered from slices.
     gathered_copies: HashSet<TensorId>,
-    /// Which of them come and go.
+    /// State of the ZeRO gathers and scatters.
     transient: zero3_gather::TransientWeights,
-    /// Whether exchanges run beside what computes.
+    /// Whether collectives overlap with compute.
     overlaps: bool,
-    /// Gradients that are summed over ranks before the optimizer.
+    /// Gradient reductions before the optimizer's body.
     reduction: overlapped_reduction::OverlappedReduction,
-    /// Copies of weights that the optimizer writes.
+    /// Weight copies written by the optimizer.
     update_copies: copies::UpdateCopies,
-    /// Sums over tensor-parallel ranks so far.
+    /// Number of sums over tensor-parallel ranks so far.
     tensor_sums: usize,
     value_of: HashMap<TensorId, ValueId>,
-    /// Accumulators that a call has written.
+    /// Accumulators already written by a call.
     written: HashSet<ValueId>,
 }
 
@@ -257,21 +256,21 @@ impl<'a> Lowering<'a> {
         shape: Vec<usize>,
         memory: MemoryKind,
     ) -> ValueId {
-        // What no address can count, the verifier refuses.
+        // The verifier rejects a size that overflows.
         let bytes = storage_bytes(dtype, &shape).unwrap_or(usize::MAX);
         let range = ByteRange { offset: 0, bytes };
         self.values.push(Value::new(name, dtype, shape, memory, range));
         ValueId(self.values.len() as u32 - 1)
     }
 
-    /// What outlives a step and no call makes first.
+    /// Adds persistent values that no call makes first.
     fn persistent_values(&mut self, mode: Mode) {
         match (self.sharing(), mode) {
             (None, _) => self.parameter_values(),
             (Some(_), Mode::Train) => self.sharded_values(),
-            // It has slices of weights, too.
+            // The evaluation has slices of weights, too.
             (Some(_), Mode::Evaluate) if self.gathers() => self.sharded_values(),
-            // It reads the weight copies of the training program, which are made on first use.
+            // The evaluation reads the training program's weight copies, made on first use.
             (Some(_), Mode::Evaluate) => {}
         }
         self.host.schedule =
@@ -282,8 +281,8 @@ impl<'a> Lowering<'a> {
             Some(self.add("grad_norm".to_string(), DType::F32, vec![1], MemoryKind::Host));
     }
 
-    /// Parameters, their state and gradients, in canonical order, so that a program compiled
-    /// under another policy keeps them at the same offsets.
+    /// Adds parameters, their state and gradients in canonical order, so that a program compiled
+    /// under another policy has them at the same offsets.
     fn parameter_values(&mut self) {
         let graph = self.graph;
         let gradients: HashMap<_, _> = graph.parameter_gradients().into_iter().collect();
@@ -294,7 +293,7 @@ impl<'a> Lowering<'a> {
         let mut columns = [Vec::new(), Vec::new(), Vec::new()];
         for (column, prefix) in ["", "moment1.", "moment2."].iter().enumerate() {
             for (index, (_, name, shape)) in parameters.iter().enumerate() {
-                // What AdamW does not update has no moments.
+                // Parameters not updated by AdamW have no moments.
                 let is_there = column == 0 || !self.is_counted[index];
                 columns[column].push(is_there.then(|| {
                     let name = format!("{prefix}{name}");
@@ -328,7 +327,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// The value that stands for a tensor, made on first use.
+    /// The value of a tensor, made on first use.
     fn value(&mut self, id: TensorId) -> ValueId {
         if let Some(&value) = self.value_of.get(&id) {
             return value;
@@ -372,7 +371,7 @@ impl<'a> Lowering<'a> {
 
     fn node(&mut self, node: &Node) -> Result<(), PlanError> {
         if matches!(node.op, Op::Dispatch(_) | Op::DispatchToRanks(_)) {
-            // The host reads how many tokens each expert got, and how many rows are used.
+            // The host reads the number of tokens of each expert, and the number of used rows.
             let load = self.value(node.outputs[1]);
             self.values[load.index()].memory = MemoryKind::Host;
         }
@@ -462,7 +461,8 @@ impl<'a> Lowering<'a> {
         Ok(())
     }
 
-    /// Each operand read or written once; of an embedding table only the rows that are looked up.
+    /// Cost of a call: each operand is read or written once; of an embedding table only the rows
+    /// looked up.
     fn cost(&self, op: &Op, operands: &[Operand], flops: u64) -> Cost {
         let mut cost = Cost { flops, ..Cost::default() };
         for (index, operand) in operands.iter().enumerate() {
@@ -480,7 +480,7 @@ impl<'a> Lowering<'a> {
         cost
     }
 
-    /// The program, which is not verified yet.
+    /// Returns the program, not yet verified.
     fn finish(
         mut self,
         mode: Mode,
@@ -525,7 +525,7 @@ impl<'a> Lowering<'a> {
         Ok(program)
     }
 
-    /// What links lead to without a value.
+    /// Targets of links that have no value.
     fn unstored(&self) -> Vec<Unstored> {
         let links = self.values.iter().filter_map(|value| value.link);
         let stored: HashSet<TensorId> =

@@ -1,8 +1,8 @@
-//! Pipeline schedules: the order of each stage's ops, and an event-driven simulation of them.
+//! Pipeline schedules: the order of each stage's ops, and an event-driven simulation.
 //!
-//! A schedule is data: for each stage a list of [`PipelineOp`]. [`simulate`] runs the lists against
-//! each other: an op starts when its stage is free and when what it needs has arrived, P2P latency
-//! included. Nothing here knows why an op takes as long as it does.
+//! A schedule is data: a list of [`PipelineOp`] for each stage. [`simulate`] runs all lists
+//! together: an op starts when its stage is free and its input has arrived, P2P latency included.
+//! The times of ops are given by the caller.
 //!
 //! ```
 //! use deepwell_plan::schedule::{OpTimes, PipelineSchedule, orders, simulate};
@@ -31,27 +31,27 @@ pub use simulate::{OpRun, OpTimes, PipelineRun, simulate};
 
 use crate::PlanError;
 
-/// In which order the stages of a pipeline run forward and backward passes.
+/// Order of forward and backward passes on the stages of a pipeline.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
 pub enum PipelineSchedule {
     #[default]
-    /// One forward, one backward (PipeDream-flush); interleaved where a stage has several chunks.
+    /// One forward, one backward (PipeDream-flush); interleaved if a stage has several chunks.
     OneFOneB,
     /// Zero bubble with the memory of 1F1B: weight gradients fill the bubble at the end.
     ZbH1,
-    /// Zero bubble with twice the memory: further forward passes fill the one at the start.
+    /// Zero bubble with twice the memory: additional forward passes fill the bubble at the start.
     ZbH2,
 }
 
 impl PipelineSchedule {
-    /// All of them.
+    /// All schedules.
     pub const ALL: [PipelineSchedule; 3] =
         [PipelineSchedule::OneFOneB, PipelineSchedule::ZbH1, PipelineSchedule::ZbH2];
 
-    /// Whether gradients of weights are passes of their own.
+    /// Whether weight gradients have passes of their own.
     pub const fn defers_weight_gradients(self) -> bool {
         matches!(self, PipelineSchedule::ZbH1 | PipelineSchedule::ZbH2)
     }
@@ -85,14 +85,14 @@ impl FromStr for PipelineSchedule {
     }
 }
 
-/// What a pipeline op computes.
+/// Computation of a pipeline op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Pass {
     /// F: the forward pass.
     Forward,
-    /// B: gradients of the input; the one before needs them.
+    /// B: gradients of the input, needed by the previous stage.
     InputGrad,
-    /// W: gradients of the weights; nobody waits for them.
+    /// W: gradients of the weights, needed by no other pass.
     WeightGrad,
     /// B and W as one op.
     Backward,
@@ -101,10 +101,10 @@ pub enum Pass {
 /// One op of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PipelineOp {
-    /// What it computes.
+    /// Computation of the op.
     pub pass: Pass,
-    /// Which of the stage's chunks, from 0.
+    /// Chunk of the stage, from 0.
     pub chunk: u32,
-    /// Which micro-batch, from 0.
+    /// Micro-batch, from 0.
     pub micro_batch: u32,
 }

@@ -1,5 +1,4 @@
-//! How many rows a layer's experts may have on a rank, and how many they have where tokens choose
-//! evenly.
+//! Rows of a layer's experts on a rank: the capacity, and the count under balanced routing.
 
 use std::fmt;
 
@@ -7,12 +6,12 @@ use deepwell_ir::ops::{RowsOf, capacity};
 use deepwell_ir::{Call, Dim, Op, Program};
 use serde::{Deserialize, Serialize};
 
-/// Rows of the layer with most of them, in a micro-batch.
+/// Rows of the layer with the most expert rows, in a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertRoom {
-    /// Those that there is room for, however tokens choose: of `n` ranks with `T` tokens each, of
-    /// which one wants `K` experts, `n · T · min(K, experts here)` and what rounds groups up. With
-    /// a capacity factor at most the rows of full experts.
+    /// Capacity for any routing: with `n` ranks of `T` tokens each and `K` experts per token, `n ·
+    /// T · min(K, experts here)`, plus the padding of groups. A capacity factor limits the capacity
+    /// to the rows of full experts.
     pub most: u64,
     /// Pairs of token and expert with a row under balanced routing.
     pub even: u64,
@@ -21,7 +20,7 @@ pub struct ExpertRoom {
 impl ExpertRoom {
     pub(super) fn of(program: &Program) -> Option<ExpertRoom> {
         let value = |call: &Call, operand: usize| program.value(call.operands[operand].value);
-        // Pairs of `own` of the experts, each with an even share or full.
+        // Pairs of `own` of the experts, with balanced routing or full experts.
         let even = |call: &Call, factor: Option<f64>, [experts, own]: [usize; 2]| -> u64 {
             let chosen = value(call, 0);
             let pairs = chosen.elements() * own / experts.max(1);
@@ -33,13 +32,13 @@ impl ExpertRoom {
         let rows = program.calls.iter().filter_map(|call| match &call.op {
             Op::Dispatch(op) => {
                 let even = match op.rows_of {
-                    // What ranks sent, they have counted.
+                    // The sending ranks have already counted these rows.
                     RowsOf::Sent { .. } => 0,
                     _ => even(call, op.capacity_factor, [op.experts(), op.grouped.groups]),
                 };
                 Some(ExpertRoom { most: value(call, 4).elements() as u64, even })
             }
-            // It sends as many as it is sent.
+            // Under balanced routing a rank sends as many rows as it receives.
             Op::DispatchToRanks(op) => {
                 let even = even(call, op.capacity_factor, [op.experts; 2]);
                 Some(ExpertRoom { most: 0, even })

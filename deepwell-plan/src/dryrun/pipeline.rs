@@ -1,4 +1,4 @@
-//! The step of a pipeline: its stages' programs against each other.
+//! Step time of a pipeline, simulated from the programs of all stages.
 
 use deepwell_ir::{Instance, Phase, Program, Value};
 use deepwell_probe::Hardware;
@@ -8,12 +8,12 @@ use crate::Parallel;
 use crate::schedule::{OpTimes, PipelineRun, PipelineSchedule, simulate};
 use crate::stages::orders_of;
 
-/// Predicts a step of ranks of a pipeline. Of each stage `programs` has that of one rank, in the
-/// order of the stages; its other ranks are like it. One program stands for all ranks where there
-/// is one stage, as in [`dryrun_world`].
+/// Predicts a step of the ranks of a pipeline. `programs` holds one rank's program for each stage,
+/// in stage order; the other ranks of a stage are alike. With one stage a single program stands for
+/// all ranks, as in [`dryrun_world`].
 ///
-/// Passes take the time of their bodies and wait for those that they receive from; sums and updates
-/// come behind the last.
+/// Passes take the time of their bodies and wait for the passes from which they receive. Sums over
+/// ranks and the update follow the last pass.
 pub fn dryrun_stages(programs: &[Program], parallel: Parallel, hardware: &Hardware) -> DryRun {
     if let [program] = programs {
         return dryrun_world(program, parallel, hardware);
@@ -36,14 +36,14 @@ pub fn dryrun_stages(programs: &[Program], parallel: Parallel, hardware: &Hardwa
     run.time_s = if programs.iter().any(|program| program.target.gpu.is_some()) {
         stages.run.map_or(run.time_s, |run| run.makespan() + stages.update_s)
     } else {
-        // They share one processor, which has no time to wait.
+        // All ranks share one CPU, which is never idle.
         run.ranks.iter().map(|rank| rank.time_s).sum::<f64>() * ranks as f64
     };
     run
 }
 
-/// Bytes that a stage keeps from pass to pass in all its slots, and those that it would keep by
-/// 1F1B: of fewer micro-batches what a forward pass makes for the backward pass.
+/// Bytes kept from pass to pass in all slots of a stage, and the same under 1F1B, where fewer
+/// micro-batches keep the values from forward to backward.
 fn kept_bytes(program: &Program, stage: usize, programs: &[Program]) -> (u64, u64) {
     let mut bodies: Vec<Option<(Phase, Phase)>> = vec![None; program.values.len()];
     for call in &program.calls {
@@ -70,17 +70,17 @@ fn kept_bytes(program: &Program, stage: usize, programs: &[Program]) -> (u64, u6
     (slot * u64::from(program.slots), forward * slots_1f1b as u64)
 }
 
-/// Passes of all stages in time, and what comes behind them on the slowest.
+/// Simulated passes of all stages, and the time after the passes on the slowest stage.
 struct Stages {
     run: Option<PipelineRun>,
-    /// Of a zero-bubble schedule.
+    /// Bubble of 1F1B, for a zero-bubble schedule.
     bubble_1f1b: Option<f64>,
     update_s: f64,
 }
 
 impl Stages {
     fn of(programs: &[Program], parallel: Parallel, hardware: &Hardware) -> Stages {
-        // The bodies of all chunks: the simulation takes each chunk for an equal part.
+        // Bodies of all chunks together: the simulation divides the time evenly by chunk.
         let body_s = |program: &Program, phase, instance| -> f64 {
             let roof = Roof::of(hardware, program, programs);
             let of_phase = program.bodies.iter().filter(|body| body.phase == phase);
@@ -91,15 +91,15 @@ impl Stages {
         let between = Instance { is_first: false, is_last: false, ..Instance::ONLY };
         let times = |program: &Program| OpTimes {
             forward: body_s(program, Phase::Forward, between),
-            // With the gradients of weights, unless these have a body of their own.
+            // Includes weight gradients, unless these have a body of their own.
             input_grad: body_s(program, Phase::Backward, between),
             weight_grad: body_s(program, Phase::WeightGradients, between),
-            // It is in the bodies, where calls send and receive.
+            // Sends and receives are calls of the bodies.
             p2p: 0.0,
         };
         let times: Vec<OpTimes> = programs.iter().map(times).collect();
         let micro_batches = programs.first().map_or(1, |program| program.micro_batches);
-        // Programs were lowered for the same orders, in which nobody waits for ever.
+        // Programs were lowered for the same, deadlock-free orders.
         let orders = orders_of(parallel, micro_batches);
         let run = orders.and_then(|orders| simulate(&orders, parallel.chunks, &times)).ok();
         let bubble_1f1b = parallel.schedule.defers_weight_gradients().then(|| {
@@ -108,7 +108,7 @@ impl Stages {
             Some(simulate(&orders, parallel.chunks, &times).ok()?.bubble_rate())
         });
         let bubble_1f1b = bubble_1f1b.flatten();
-        // With what sums over ranks add to the last passes.
+        // Includes the sums over ranks added to the last passes.
         let update_s = |program: &Program| -> f64 {
             let last = Instance { is_last: true, ..between };
             let sums_s = [Phase::Backward, Phase::WeightGradients]

@@ -1,4 +1,4 @@
-//! The least time of calls: rates of a device, and of its links to those of other ranks.
+//! Roofline times of calls, from the rates of a device and of its links.
 
 use std::collections::HashMap;
 
@@ -16,15 +16,15 @@ pub(super) struct Roof {
     mxfp8_flops_per_s: f64,
     nvfp4_flops_per_s: f64,
     bytes_per_s: f64,
-    /// To the other ranks of each group of the target.
+    /// Bandwidth to the other ranks of each group of the target.
     link_bytes_per_s: Vec<f64>,
-    /// Pairs that come where tokens choose evenly, of those that experts' rows have room for: GEMMs
-    /// of groups look at the rows that come.
+    /// Pairs of balanced routing relative to the capacity of experts' rows: grouped GEMMs compute
+    /// only the rows present.
     expert_rows_share: f64,
 }
 
 impl Roof {
-    /// Of the device of one of several programs.
+    /// The rates of the device of `program`, one of `programs`.
     pub(super) fn of(hardware: &Hardware, program: &Program, programs: &[Program]) -> Roof {
         let target = &program.target;
         let roof = match gpu_of(hardware, target) {
@@ -34,7 +34,7 @@ impl Roof {
         let groups = target.ranks.groups.iter();
         let link = |group| match gpu_of(hardware, target) {
             Some(gpu) => link_gbps(hardware, gpu, &other_gpus(group, program, programs)) * 1e9,
-            // Ranks of a processor are threads, which meet in its memory.
+            // CPU ranks are threads and communicate through memory.
             None => roof.bytes_per_s,
         };
         let link_bytes_per_s = groups.map(link).collect();
@@ -70,12 +70,12 @@ impl Roof {
         }
     }
 
-    /// Least time of one run of a call: no kernel of its kind was measured faster.
+    /// Least time of one run of a call, at the best share of peak measured for this kind of kernel.
     pub(super) fn time(&self, call: &Call, instance: Instance) -> (f64, Bound) {
         self.time_at(call, instance, call.peak_share)
     }
 
-    /// Least time of one run of a call by the datasheet, whatever its kernel.
+    /// Least time of one run of a call by the datasheet, for any kernel.
     pub(super) fn datasheet_time(&self, call: &Call, instance: Instance) -> (f64, Bound) {
         self.time_at(call, instance, 1.0)
     }
@@ -94,7 +94,7 @@ impl Roof {
             _ => None,
         };
         let link_s = link_bytes_per_s.map_or(0.0, |rate| cost.bytes_on_link as f64 / rate);
-        // Of the bytes of weights the same share, so that the time stays a bound.
+        // Bytes of weights are scaled by the same share, so that the time stays a lower bound.
         let rows_share = if is_grouped_gemm(&call.op) { self.expert_rows_share } else { 1.0 };
         let memory_s = rows_share * cost.bytes() as f64 / self.bytes_per_s;
         let compute_s = rows_share * cost.flops as f64 / (peak_share * rate);
@@ -118,12 +118,12 @@ impl Roof {
         }
     }
 
-    /// Least time of a step: its bodies one after the other.
+    /// Least time of a step, with the bodies in sequence.
     pub(super) fn program_time_s(&self, program: &Program) -> f64 {
         self.bodies_time_s(program, &|call, instance| self.time(call, instance).0)
     }
 
-    /// [`Roof::program_time_s`] where exchanges take no time.
+    /// [`Roof::program_time_s`] with collectives that take no time.
     pub(super) fn computing_time_s(&self, program: &Program) -> f64 {
         self.bodies_time_s(program, &|call, instance| match call.op {
             Op::Collective(_) => 0.0,
@@ -149,16 +149,16 @@ impl Roof {
         program.bodies.iter().zip(program.runs_per_step()).map(of_body).sum()
     }
 
-    /// Least time of one run of the calls of a body: those of a stream one after the other, streams
-    /// beside each other but for the events that one waits for.
+    /// Least time of one run of the calls of a body: serial within a stream, with overlapping
+    /// streams that wait for each other's events.
     pub(super) fn body_time_s(&self, calls: &[Call], instance: Instance) -> f64 {
         calls_time_s(calls, instance, &|call, instance| self.time(call, instance).0)
     }
 }
 
-/// Least time of the calls of an instance of a body, each of which takes `time_s`: of the streams
-/// the one that ends last, and of all that computes the sum, as streams share a device. Exchanges
-/// have links of their own.
+/// Least time of the calls of an instance of a body, where each call takes `time_s`: the end of the
+/// last stream, or the sum of all compute if larger, because streams share a device. Collectives
+/// use links, not SMs.
 fn calls_time_s(
     calls: &[Call],
     instance: Instance,
@@ -205,7 +205,7 @@ fn even_share(program: &Program) -> f64 {
     if pairs > 0.0 { (room.even as f64 / pairs).min(1.0) } else { 1.0 }
 }
 
-/// The GPUs of the other ranks of a group, of those whose programs are there.
+/// The GPUs of the other ranks of a group, as far as `programs` has these ranks.
 fn other_gpus(group: &ProcessGroup, program: &Program, programs: &[Program]) -> Vec<usize> {
     let others = group.ranks.iter().filter(|&&rank| rank != program.rank);
     let gpu_of_rank = |&rank: &u32| {
@@ -215,9 +215,9 @@ fn other_gpus(group: &ProcessGroup, program: &Program, programs: &[Program]) -> 
     others.filter_map(gpu_of_rank).collect()
 }
 
-/// GB/s in each direction of the narrowest link to one of the other GPUs, which all wait for; the
-/// widest of the machine where nobody says which GPUs these are. PCI Express where there is no
-/// link, and infinite where nothing is known: the time stays a bound.
+/// GB/s per direction of the slowest link to one of the other GPUs, which bounds a collective.
+/// Without named GPUs, the fastest link of the machine; without a link, PCI Express; infinite if
+/// nothing is known, so that the time stays a lower bound.
 fn link_gbps(hardware: &Hardware, gpu: &Gpu, others: &[usize]) -> f64 {
     let pcie = gpu.pcie.as_ref().map_or(f64::INFINITY, |pcie| pcie.gbps);
     let to = |other: &Gpu| {

@@ -1,10 +1,10 @@
-//! Compute copies of weights that the optimizer writes with the weights: a pass over the copies of
-//! the body of weights, before the optimizer's calls are made.
+//! Compute copies of weights written by AdamW: a pass over the weight copies, run before the
+//! optimizer's calls are made.
 //!
-//! By itself a copy reads the master weight again, four bytes a parameter, which AdamW has in its
-//! registers. So AdamW writes the copies that a kernel of it takes, where that is predicted to take
-//! less time. The calls that make them stay for weights that were loaded, and a step leaves them
-//! out. Bits are the same.
+//! A separate copy reads the master weight again, four bytes per parameter, although AdamW has the
+//! weight in registers. So AdamW writes a copy if a kernel supports the copy and is predicted to
+//! take less time than both calls. The separate calls stay in the program for weights loaded from a
+//! checkpoint; a step skips them. Bits are the same.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,27 +15,27 @@ use deepwell_ir::{
 
 use super::Lowering;
 
-/// What times may differ by that are sums of the same in another order, relative to them.
+/// Relative difference of predicted times that may be due to the order of summation.
 const ROUNDING: f64 = 1e-12;
 
-/// What the optimizer writes beside the weights.
+/// The weight copies written by the optimizer.
 #[derive(Default)]
 pub(super) struct UpdateCopies {
-    /// Of each parameter, by its index, how it is copied and to which tensors.
+    /// For each parameter, by index: the kinds of copies, and the tensors of each copy.
     of_parameter: HashMap<usize, Vec<(CopyKind, Vec<TensorId>)>>,
-    /// Why the other copies are made apart, by the first tensor of each.
+    /// Why the remaining copies have separate calls, by the first tensor of each copy.
     apart: HashMap<TensorId, Vec<Rejected>>,
 }
 
 impl UpdateCopies {
-    /// The copies of a parameter.
+    /// The copies of a parameter written with the update.
     pub(super) fn of(&self, parameter: usize) -> &[(CopyKind, Vec<TensorId>)] {
         self.of_parameter.get(&parameter).map_or(&[], Vec::as_slice)
     }
 }
 
 impl Lowering<'_> {
-    /// Finds the copies that the optimizer writes.
+    /// Finds the copies to be written by the optimizer.
     pub(super) fn plan_update_copies(&mut self) {
         let graph = self.graph;
         let places: HashMap<TensorId, usize> =
@@ -62,8 +62,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Why the update of a parameter does not write a copy beside those that it is known to write.
-    /// No reason is given where it would take as long.
+    /// Returns why the update of a parameter does not write this copy in addition to the copies
+    /// chosen so far. The list is empty if the fused update would take as long.
     fn why_apart(
         &self,
         node: &Node,
@@ -108,8 +108,8 @@ impl Lowering<'_> {
             .collect()
     }
 
-    /// The predicted time of an update of a node's parameter alone that writes copies, or why no
-    /// kernel does that.
+    /// Predicts the time of an update of a node's parameter with copies, or returns why no kernel
+    /// supports the copies.
     fn update_s(&self, node: &Node, kinds: &[CopyKind]) -> Result<f64, Vec<Rejected>> {
         let Some(weight) = self.types_of(node.inputs.iter()).into_iter().next() else {
             return Err(Vec::new());
@@ -121,7 +121,7 @@ impl Lowering<'_> {
         operands.extend(vec![weight.clone(); AdamW::OPERANDS_PER_PARAMETER]);
         let input_count = operands.len();
         for copy in &copies {
-            // What no kernel can be asked for it does not write.
+            // Copies without a valid request have no kernel.
             operands.extend(copy.outputs_of(&weight).map_err(|_| Vec::new())?);
         }
         let op = Op::from(AdamW { parameters: 0..1, weight_decay: vec![0.0], copies });
@@ -135,8 +135,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Marks the calls of the body of weights that a step leaves out, and says of the others why
-    /// the optimizer does not do what they do.
+    /// Marks the weight-copy calls skipped by a step, and adds to the remaining calls why the
+    /// optimizer does not write their outputs.
     pub(super) fn leave_out_copies(&mut self) {
         let made = self.update_copies.of_parameter.values().flatten();
         let made: HashSet<TensorId> =

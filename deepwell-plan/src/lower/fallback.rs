@@ -1,4 +1,4 @@
-//! GEMMs that fall back to BF16: the program all in BF16, and an arena that holds every mixture.
+//! BF16 fallback of GEMMs: the program all in BF16, and an arena large enough for every mixture.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -8,8 +8,8 @@ use super::lower;
 use crate::arena::{Lifetime, align, peak_bytes};
 use crate::{Plan, PlanError};
 
-/// Lowers `plan` all in BF16: what GEMMs of `program` fall back to. None where it has nothing to
-/// fall back from.
+/// Lowers `plan` all in BF16, the fallback of the GEMMs of `program`. Returns `None` if `program`
+/// has no quantized tensor.
 ///
 /// # Errors
 /// As [`lower`].
@@ -24,19 +24,19 @@ pub fn lower_fallback(
     in_bf16.map(|in_bf16| lower(graph, &in_bf16, catalog, target)).transpose()
 }
 
-/// The plan that [`lower_fallback`] lowers; it is that of all stages of a pipeline.
+/// The plan lowered by [`lower_fallback`], common to all stages of a pipeline.
 pub(crate) fn fallback_plan(plan: &Plan, program: &Program) -> Option<Plan> {
     let quantized = program.precision.iter().filter(|tensor| tensor.format.is_quantized());
     let all: Vec<_> = quantized.map(|tensor| (tensor.tensor.as_str(), "all weights")).collect();
     if all.is_empty() {
         return None;
     }
-    // What a policy quantizes decides how ranks cut parameters: it stays the policy that it is.
+    // The policy's format decides how ranks cut parameters, so the policy is kept and overridden.
     Some(Plan { policy: plan.policy.clone().force_bf16(all), ..plan.clone() })
 }
 
-/// Lowers a plan some of whose weights were moved to BF16, into an arena that is there. Where calls
-/// that run beside each other need more memory together, they run in turns.
+/// Lowers a plan with some weights moved to BF16 into an existing arena. If overlapped calls need
+/// more memory than the arena has, the calls run on one stream.
 ///
 /// # Errors
 /// As [`lower`].
@@ -54,17 +54,16 @@ pub fn lower_within(
     lower(graph, &Plan { one_stream: true, ..plan.clone() }, catalog, target)
 }
 
-/// What an arena of a mixture may be larger than the bytes that are alive at its fullest call, as a
-/// divisor of them. Arenas of presets are within one in a hundred.
+/// Divisor of the live bytes at the fullest call: the packing overhead allowed for a mixture's
+/// arena. Arenas of the presets exceed their live bytes by less than 1 %.
 const PACKING_SHARE: usize = 100;
 
 /// Size of an arena in which `program` can be lowered again with the GEMMs of any of its weights in
-/// BF16. `fallback` has all of them in BF16.
+/// BF16. `fallback` has all weights in BF16.
 ///
-/// - Copies of a weight outlive a step. The arena has room for the larger copies of the two
-///   programs.
-/// - The operands of a GEMM are quantized or in BF16, as in one program or the other. GEMMs of
-///   several weights read some activations, such as the input of queries, keys and values. Where a
+/// - Weight copies outlive a step. The arena has room for the larger copies of the two programs.
+/// - The operands of a GEMM are quantized or in BF16, as in one of the two programs. GEMMs of
+///   several weights share some activations, such as the input of queries, keys and values. If a
 ///   part of these GEMMs falls back, a step keeps both forms.
 ///
 /// [`lower_within`] makes such programs.
@@ -75,7 +74,7 @@ pub fn arena_bytes_with_fallback(program: &Program, fallback: Option<&Program>) 
     persistent.max(fallback.arena.transient_offset) + Transient::of_mixtures(planned, in_bf16)
 }
 
-/// By how much the larger copies of each weight exceed those of `program`.
+/// Bytes by which the larger copies of each weight exceed the copies of `program`.
 pub(crate) fn further_copy_bytes(program: &Program, fallback: &Program) -> usize {
     let (own, in_bf16) = (copy_bytes(program), copy_bytes(fallback));
     let further = own.iter().map(|(weight, bytes)| {
@@ -85,14 +84,14 @@ pub(crate) fn further_copy_bytes(program: &Program, fallback: &Program) -> usize
     further.sum()
 }
 
-/// Bytes of what lives within a step.
+/// Bytes of the values living within a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Transient {
-    /// Of the arena.
+    /// Transient part of the arena.
     pub(crate) bytes: usize,
-    /// Alive at the fullest call.
+    /// Live bytes at the fullest call.
     pub(crate) alive: usize,
-    /// Of operands that GEMMs of several weights read.
+    /// Operands shared by GEMMs of several weights.
     pub(crate) shared: usize,
 }
 
@@ -106,7 +105,7 @@ impl Transient {
         }
     }
 
-    /// Room for every mixture of two programs.
+    /// Transient bytes sufficient for every mixture of two programs.
     pub(crate) fn of_mixtures(planned: Transient, in_bf16: Transient) -> usize {
         let alive = (planned.alive + in_bf16.shared).max(in_bf16.alive + planned.shared);
         (alive + alive / PACKING_SHARE).max(planned.bytes).max(in_bf16.bytes)
@@ -123,8 +122,8 @@ fn copy_bytes(program: &Program) -> HashMap<TensorId, usize> {
     bytes
 }
 
-/// The most bytes alive at a time of operands that GEMMs of several weights read: of operands in a
-/// slot of activations, which live from one body to the next, and of operands within a body.
+/// The most live bytes of operands shared by GEMMs of several weights: first of operands in
+/// activation slots, which live from body to body, then of operands within a body.
 pub(crate) fn shared_operand_bytes(program: &Program) -> [usize; 2] {
     let readers = program.weights_by_operand();
     let mut weights: HashMap<Option<TensorId>, BTreeSet<usize>> = HashMap::new();
@@ -154,7 +153,7 @@ pub(crate) fn shared_operand_bytes(program: &Program) -> [usize; 2] {
     [peak(in_slots), peak(others)]
 }
 
-/// The tensor of which a value holds a plane, or which it is.
+/// The tensor stored by a value, or the tensor of the plane stored by a value.
 fn tensor_of(program: &Program, id: ValueId) -> Option<TensorId> {
     let value = program.value(id);
     let plane = value.link.filter(|link| link.plane().is_some());

@@ -1,4 +1,4 @@
-//! The forward pass alone, up to what the output head reads: for generating text.
+//! Lowers the forward pass up to the inputs of the output head, for text generation.
 
 use deepwell_ir::{
     DType, Graph, KernelCatalog, MemoryKind, Mode, Op, ParameterState, Phase, PrecisionPolicy,
@@ -11,18 +11,18 @@ use super::{Lowering, expand_experts, fuse_for};
 use crate::autoplan::base_plan;
 use crate::{OptimizerSpec, PlanError, PlanRequest};
 
-/// A model that only computes: one sequence at a time, without loss, gradients or optimizer.
+/// A model without loss, gradients or optimizer, for one sequence at a time.
 ///
-/// Both programs share one arena. The GEMM with the output head is left to the caller, who wants it
-/// for one row of many.
+/// Both programs share an arena. The caller runs the GEMM with the output head, for one row of
+/// many.
 #[derive(Clone, Debug)]
 pub struct Inference {
-    /// Makes the compute copies of the weights from the FP32 masters; runs once, after those are
-    /// written.
+    /// Makes the compute copies of the weights from the FP32 masters; runs once, after the masters
+    /// are written.
     pub weights: Program,
     /// The forward pass of one sequence.
     pub forward: Program,
-    /// What the head reads, `[tokens, hidden]`; a value of `forward`.
+    /// Input of the head, `[tokens, hidden]`; a value of `forward`.
     pub rows: ValueId,
     /// The head's weight as the policy stores it, `[vocab, hidden]`; a value of `weights`.
     pub head: ValueId,
@@ -45,8 +45,8 @@ pub fn lower_inference(
     lower_forward(graph, policy, seq, catalog, target, false)
 }
 
-/// As [`lower_inference`], with the loss behind the output head: for measuring how well a model
-/// predicts a text.
+/// Like [`lower_inference`], but with the loss after the output head: for measuring how well a
+/// model predicts a text.
 ///
 /// # Errors
 /// As [`lower_inference`].
@@ -82,7 +82,7 @@ fn lower_forward(
     let expanded = without_router_losses(&expand_experts(graph, policy)?);
     let (quantized, precision) = apply_served_precision(&expanded, policy, &serves)?;
     let mut graph = fuse_for(&quantized, &plan, catalog, target)?;
-    // The loss is dropped only now: the head has its compute copy already.
+    // The loss is dropped only now, after the pass that made the head's compute copy.
     let is_loss = |op: &Op| matches!(op, Op::LinearCrossEntropy(_));
     let Some(loss) = graph.nodes.iter().position(|node| is_loss(&node.op)) else {
         return Err(PlanError::Request {
@@ -101,7 +101,7 @@ fn lower_forward(
     lowering.masters();
     lowering.inputs();
     lowering.body(Phase::Weights)?;
-    // A head that the policy leaves in FP32 is the master itself.
+    // A head kept in FP32 by the policy is the master itself.
     let head = lowering.value(head);
     let weights = lowering.finish(Mode::Evaluate, precision.clone(), None)?;
     verify_program(&weights)?;
@@ -116,7 +116,7 @@ fn lower_forward(
 }
 
 impl Lowering<'_> {
-    /// The FP32 masters, without anything that training keeps beside them.
+    /// Adds the FP32 masters, without moments and gradients.
     fn masters(&mut self) {
         let graph = self.graph;
         for (id, tensor) in graph.parameters() {
@@ -135,7 +135,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// What the host writes: it stays where it is while the forward pass runs.
+    /// Adds the values written by the host, at fixed places for the forward pass.
     fn inputs(&mut self) {
         let graph = self.graph;
         for (id, tensor) in graph.tensors_with_ids() {

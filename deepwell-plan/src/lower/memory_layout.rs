@@ -1,4 +1,4 @@
-//! Where the values of a lowered step lie in the arena.
+//! Arena layout of a lowered step.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,8 +9,8 @@ use crate::PlanError;
 use crate::arena::{Lifetime, Packing, align, pack};
 
 impl Lowering<'_> {
-    /// Places what outlives a step, kind by kind; what the host writes for each micro-batch lies in
-    /// each slot anew.
+    /// Places persistent values, kind by kind. Host inputs of a micro-batch get a copy in every
+    /// slot.
     pub(super) fn layout_persistent(&mut self) -> usize {
         let slots = self.passes.slots as usize;
         let host = &self.host;
@@ -34,8 +34,8 @@ impl Lowering<'_> {
         offset
     }
 
-    /// Persistent values lie where the training program has them; what it does not have (the
-    /// counters of quantizations that only evaluation makes) goes first into the transient part.
+    /// Places persistent values as in the training program. Values missing there (counters of
+    /// quantizations only in the evaluation) move to the transient part.
     pub(super) fn layout_as_in(&mut self, training: &Program) -> Result<usize, PlanError> {
         let ranges: HashMap<&str, ByteRange> = training
             .values
@@ -59,9 +59,9 @@ impl Lowering<'_> {
         Ok(training.arena.transient_offset)
     }
 
-    /// Places what lives within a step. With one slot all of it shares the transient part of the
-    /// arena; with several, what lives from one body to the next lies in each slot anew, and
-    /// behind the slots lies what lives within a body, or is made in the last micro-batch alone.
+    /// Places the values living within a step. With one slot all values share the transient part of
+    /// the arena. With several slots, values living across bodies get a copy in each slot; values
+    /// within a body, or made only in the last micro-batch, follow the slots.
     pub(super) fn layout_transient(&mut self, transient_offset: usize, order: &Order) -> Arena {
         let allocations = self.allocations(order);
         let slots = self.passes.slots as usize;
@@ -91,7 +91,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The values, by index, that calls of the last micro-batch alone make.
+    /// The values, by index, written by calls of the last micro-batch only.
     fn made_last(&self) -> HashSet<usize> {
         let own = self.calls.iter().filter(|call| call.last_only);
         own.flat_map(|call| call.outputs()).map(|output| output.value.index()).collect()
@@ -117,8 +117,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// What wants bytes of the transient part and from which call to which: values first, then
-    /// workspaces. A life ends with the last call that may run beside its last user.
+    /// Allocations in the transient part and their lifetimes: values first, then workspaces. A life
+    /// ends with the last call that may overlap with the last reader or writer.
     fn allocations(&self, order: &Order) -> Vec<Allocation> {
         let mut of_values: Vec<Option<Allocation>> = vec![None; self.values.len()];
         let mut workspaces = Vec::new();
@@ -182,12 +182,12 @@ impl Lowering<'_> {
     }
 }
 
-/// Something that lies in the transient part of the arena.
+/// An item of the transient part of the arena.
 #[derive(Clone, Copy, Debug)]
 enum Item {
     /// A value, by index.
     Value(usize),
-    /// Contiguous values, by index among those.
+    /// A run of contiguous values, by index.
     Contiguous(usize),
     /// The scratch of a call, by index.
     Workspace(usize),
@@ -197,7 +197,7 @@ enum Item {
 struct Allocation {
     item: Item,
     life: Lifetime,
-    /// First and last body that use it.
+    /// First and last body using the item.
     bodies: (usize, usize),
 }
 

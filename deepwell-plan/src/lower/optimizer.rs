@@ -1,5 +1,5 @@
-//! The optimizer's body: gradients summed over the ranks that split the batch, the norm of all
-//! gradients, then the update, bucket by bucket, with the copies of weights that it writes.
+//! The optimizer's body: the gradient reduction over the ranks that split the batch, the gradient
+//! norm, then the AdamW update, bucket by bucket, with the weight copies written by AdamW.
 
 use std::ops::Range;
 
@@ -73,7 +73,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The norm of all gradients, each of which this rank has whole, or a slice of, or not at all.
+    /// Computes the norm of all gradients. This rank may hold a gradient whole, a slice, or none.
     fn norm_of_gradients(&mut self) -> Result<(), PlanError> {
         let is_trained = |(state, is_counted): &(&ParameterState, &bool)| {
             !**is_counted && !self.is_copy(&state.name)
@@ -100,7 +100,7 @@ impl Lowering<'_> {
         self.optimizer_call("grad_norm", GradNorm {}.into(), gradients, norm)
     }
 
-    /// Moves the selection biases of routers by how often experts were chosen in the whole step.
+    /// Updates the selection biases of routers by the counts of chosen experts of the whole step.
     fn update_selection_biases(
         &mut self,
         rate: f32,
@@ -119,13 +119,13 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Sums gradients, bucket by bucket, and the loss over the ranks that split the sequences of a
-    /// step. Each rank's loss is already divided by the tokens of all, so that a sum is the mean.
-    /// Where ranks share the optimizer state: this rank's slices of the gradients.
+    /// Sums gradients, bucket by bucket, and the loss over the ranks that split the batch. Each
+    /// rank's loss is already divided by the global number of tokens, so the sum is the mean.
+    /// Returns this rank's slices of the gradients if the optimizer state is sharded.
     fn sum_over_ranks(&mut self, plan: &Plan) -> Result<Option<Vec<ValueId>>, PlanError> {
         let is_shared = self.sharing().is_some();
         for (index, bucket) in self.buckets(plan.bucket_bytes).into_iter().enumerate() {
-            // Gradients of shards are scattered below.
+            // Gradients of shards are reduce-scattered below.
             if is_shared && !self.is_counted[bucket.start] || self.reduction.has(index) {
                 continue;
             }
@@ -141,19 +141,20 @@ impl Lowering<'_> {
         }
     }
 
-    /// A group of this rank and how many ranks it has.
+    /// A group of this rank and the group's size.
     fn named_group(&self, name: &str) -> Option<(GroupId, u32)> {
         let (id, group) = self.target.ranks.named(name)?;
         Some((id, group.ranks.len() as u32))
     }
 
-    /// Sums a bucket of gradients over the ranks that have parts of them; whether there are any.
+    /// Sums a bucket of gradients over ranks; returns false if the bucket or the group does not
+    /// exist.
     pub(super) fn sum_bucket(&mut self, index: usize, phase: Phase) -> Result<bool, PlanError> {
         let Some(bucket) = self.buckets(self.plan.bucket_bytes).get(index).cloned() else {
             return Ok(false);
         };
         let group = match self.is_of_expert_rank(bucket.start) {
-            // Data-parallel or tensor-parallel ranks.
+            // The ranks of this group are data-parallel or tensor-parallel.
             true => self.named_group(ProcessGroup::EXPERT_DATA),
             false => self.named_group(ProcessGroup::DATA),
         };
@@ -176,8 +177,8 @@ impl Lowering<'_> {
         self.phase_call(phase, name, op.into(), tensors, Vec::new())
     }
 
-    /// Consecutive parameters with gradients of at most `limit_bytes` together; one with more is
-    /// alone, and so is one that AdamW does not update.
+    /// Groups consecutive parameters to buckets with at most `limit_bytes` of gradients. A larger
+    /// parameter has its own bucket, and so has a parameter not updated by AdamW.
     pub(super) fn buckets(&self, limit_bytes: usize) -> Vec<Range<usize>> {
         let mut buckets: Vec<Range<usize>> = Vec::new();
         let mut bytes = 0;
@@ -216,7 +217,7 @@ impl Lowering<'_> {
         self.phase_call(Phase::Optimizer, name, op, inputs, outputs)
     }
 
-    /// A call that stands for no node of the graph.
+    /// Adds a call without a node in the graph.
     pub(super) fn phase_call(
         &mut self,
         phase: Phase,

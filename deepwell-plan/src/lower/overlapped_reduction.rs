@@ -1,14 +1,14 @@
-//! Gradients that are summed over ranks while the backward pass goes on.
+//! Gradient reduction overlapped with the backward pass.
 //!
-//! A bucket is summed behind the call that writes the last of it, beside what then computes, and
-//! the optimizer finds it done. Where a step has several micro-batches the sum is of all of them:
-//! its calls stand in the body of the backward, which is there once, and run in the last
-//! micro-batch alone. What tensor-parallel ranks have whole they sum there first, in the order that
-//! the optimizer has. The sums of tables that two stages have, and of how often experts were
-//! chosen, stay with it.
+//! A bucket is summed after the call that writes its last gradient, overlapped with the rest of the
+//! pass; the optimizer finds the sum done. With several micro-batches, gradients are accumulated
+//! first: the reduction's calls are in the only backward body and run in the last micro-batch
+//! alone. Gradients whole on tensor-parallel ranks are summed over those ranks first, in the
+//! optimizer's order. The optimizer still sums tied embedding tables of two stages, and the counts
+//! of chosen experts.
 //!
-//! The sums, their operands and their order within a bucket are those of the optimizer's body: the
-//! bits of a step do not change.
+//! Sums have the same operands and the same order within a bucket as in the optimizer's body, so
+//! the bits of a step do not change.
 
 use std::collections::{HashMap, HashSet};
 
@@ -17,39 +17,39 @@ use deepwell_ir::{Node, Phase, ValueId};
 use super::Lowering;
 use crate::PlanError;
 
-/// Which buckets are summed early. Buckets are those of shards where ranks share the optimizer
-/// state, else those of the optimizer.
+/// The buckets summed during the backward pass. With sharded optimizer state these are the buckets
+/// of the shards, otherwise the optimizer's buckets.
 #[derive(Default)]
 pub(super) struct OverlappedReduction {
-    /// The buckets whose gradients are whole behind a node, by index in the graph.
+    /// The buckets whose gradients are complete after a node, by index in the graph.
     behind: HashMap<usize, Vec<usize>>,
-    /// Buckets that are summed.
+    /// Buckets summed over the data-parallel ranks.
     done: HashSet<usize>,
-    /// Buckets whose sums over tensor-parallel ranks are made.
+    /// Buckets summed over the tensor-parallel ranks.
     over_tensor: HashSet<usize>,
-    /// This rank's slices of buckets that ranks share.
+    /// This rank's slices of sharded buckets.
     slices: HashMap<usize, ValueId>,
 }
 
 impl OverlappedReduction {
-    /// Whether a bucket is summed already.
+    /// Whether a bucket is already summed.
     pub(super) fn has(&self, bucket: usize) -> bool {
         self.done.contains(&bucket)
     }
 
-    /// Whether a bucket is summed over tensor-parallel ranks already.
+    /// Whether a bucket is already summed over tensor-parallel ranks.
     pub(super) fn has_over_tensor(&self, bucket: usize) -> bool {
         self.over_tensor.contains(&bucket)
     }
 
-    /// This rank's slice of a bucket that is summed already.
+    /// This rank's slice of an already summed bucket.
     pub(super) fn slice(&self, bucket: usize) -> Option<ValueId> {
         self.slices.get(&bucket).copied()
     }
 }
 
 impl Lowering<'_> {
-    /// Notes behind which node each bucket of gradients is whole.
+    /// Finds the node after which each bucket of gradients is complete.
     pub(super) fn plan_overlapped_reduction(&mut self) {
         if !self.overlaps {
             return;
@@ -65,7 +65,7 @@ impl Lowering<'_> {
                 bucket_of.extend(state.gradient.map(|gradient| (gradient, index)));
             }
         }
-        // The pass that runs last in a step, and in it the last call.
+        // Last pass of a step with a write to the bucket, and the last such node in the pass.
         let mut last: HashMap<usize, (usize, usize)> = HashMap::new();
         for (at, node) in self.graph.nodes.iter().enumerate() {
             let Some(place) = self.last_pass(node) else { continue };
@@ -85,7 +85,7 @@ impl Lowering<'_> {
         self.reduction.behind = behind;
     }
 
-    /// Where in the schedule the body of a node runs for the last time.
+    /// Index in the schedule of the last run of a node's body.
     fn last_pass(&self, node: &Node) -> Option<usize> {
         self.last_run(node.phase, self.chunk_of(node))
     }
@@ -94,20 +94,19 @@ impl Lowering<'_> {
         self.passes.passes.iter().rposition(|pass| (pass.phase, pass.chunk) == (phase, chunk))
     }
 
-    /// Whether, behind the last run of a node's body, no body runs that stands before it.
+    /// Whether no earlier body runs after the last run of the node's body.
     pub(super) fn closes(&self, at: usize) -> bool {
         let node = &self.graph.nodes[at];
         let (phase, chunk) = (node.phase, self.chunk_of(node));
         let Some(own) = self.last_run(phase, chunk) else { return false };
-        // Bodies stand chunk by chunk, the last one first.
+        // Bodies are ordered chunk by chunk, the last chunk first.
         let stands_before = |pass: &deepwell_ir::Slotted| {
             pass.chunk > chunk || pass.chunk == chunk && pass.phase < phase
         };
         !self.passes.passes[own + 1..].iter().any(stands_before)
     }
 
-    /// The parameters of each bucket that is summed whole; of those that are scattered while they
-    /// come none.
+    /// The parameters of each bucket. Empty for buckets reduce-scattered during the backward pass.
     fn buckets_to_sum(&self) -> Vec<Vec<usize>> {
         if self.sharing().is_none() {
             let buckets = self.buckets(self.plan.bucket_bytes).into_iter();
@@ -121,7 +120,7 @@ impl Lowering<'_> {
         self.shards.iter().enumerate().map(of_shard).collect()
     }
 
-    /// Sums the buckets that are whole behind a node.
+    /// Sums the buckets complete after a node.
     pub(super) fn sum_after(&mut self, at: usize) -> Result<(), PlanError> {
         let phase: Phase = self.graph.nodes[at].phase;
         for bucket in self.reduction.behind.get(&at).cloned().unwrap_or_default() {
@@ -140,8 +139,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Sums this rank's slice of a bucket that was scattered behind a node over tensor-parallel
-    /// ranks, if they have the bucket whole.
+    /// Sums this rank's slice of a bucket reduce-scattered after a node over tensor-parallel ranks,
+    /// if these hold the bucket whole.
     pub(super) fn sum_slice_after(&mut self, at: usize, bucket: usize) -> Result<(), PlanError> {
         if !self.overlaps || !self.closes(at) {
             return Ok(());
@@ -151,7 +150,7 @@ impl Lowering<'_> {
         self.in_last_micro_batch(|this| this.sum_bucket_over_tensor(bucket, phase))
     }
 
-    /// Lowers calls that run once in a step, in the last micro-batch.
+    /// Lowers calls for the last micro-batch only.
     fn in_last_micro_batch(
         &mut self,
         lower: impl FnOnce(&mut Self) -> Result<(), PlanError>,

@@ -1,12 +1,13 @@
-//! One stage of a pipeline: its part of the graph, and what the stages agree on before the update.
+//! One stage of a pipeline: its part of the graph, and the collectives of all stages before the
+//! update.
 //!
-//! A stage's forward pass begins with what it receives and ends with what it sends, and so does its
-//! backward pass, the other way round. In the optimizer's body
-//! - the first and the last stage sum the gradient of a table that both have (tied embeddings),
-//! - squares of gradients are summed parameter by parameter and exchanged, so that every stage adds
-//!   up the sums of all in the order of the stages. That is the order of the parameters, in `f64`,
-//!   as on one rank: the norm has the same bits, and with it all that is clipped or skipped,
-//! - the losses of all stages are summed; where there are no routers it is the last stage's alone.
+//! The forward pass of a stage begins with receives and ends with sends; so does the backward pass,
+//! in the opposite direction. In the optimizer's body
+//! - the first and the last stage sum the gradient of a table on both stages (tied embeddings),
+//! - squares of gradients are summed per parameter and all-gathered, so every stage adds up the
+//!   sums of all stages in stage order. This is the order of the parameters, in `f64`, as on one
+//!   rank: the norm has the same bits, and so has everything clipped or skipped,
+//! - the losses of all stages are summed; without routers only the last stage has a loss.
 
 use std::borrow::Cow;
 
@@ -23,14 +24,14 @@ use crate::{Plan, PlanError};
 /// A rank's place in a pipeline.
 pub(super) struct Pipeline {
     cut: PipelineCut,
-    /// The stages of the model that this rank has, one for each of its chunks.
+    /// This rank's stages of the model, one for each of the rank's chunks.
     stages: Vec<u32>,
     group: GroupId,
     ranks: u32,
 }
 
-/// The graph with what stages send each other, and this rank's place among them; the graph as it is
-/// where there is one stage.
+/// Returns the graph with sends and receives between stages, and this rank's place in the pipeline;
+/// `graph` itself if the pipeline has one stage.
 pub(super) fn cut<'g>(
     graph: &'g Graph,
     plan: &Plan,
@@ -72,7 +73,7 @@ impl Pipeline {
         Pipeline { cut: self.cut.clone(), stages, ..*self }
     }
 
-    /// Whether an earlier stage has the parameter as well.
+    /// Whether an earlier stage holds the parameter as well.
     pub(super) fn is_copy(&self, parameter: &str) -> bool {
         let owner = self.cut.owner(parameter);
         owner.is_none_or(|owner| !self.stages.contains(&owner))
@@ -82,7 +83,7 @@ impl Pipeline {
         self.cut.stages_with(parameter).len() > 1
     }
 
-    /// The chunk of this rank that has a parameter.
+    /// The chunk of this rank with a parameter.
     fn chunk_of(&self, parameter: &str) -> u32 {
         let of = self.cut.stages_with(parameter);
         let chunk = self.stages.iter().position(|stage| of.contains(stage));
@@ -91,7 +92,7 @@ impl Pipeline {
 }
 
 impl Lowering<'_> {
-    /// Chunks of layers that this rank has.
+    /// Number of this rank's chunks of layers.
     pub(super) fn chunks(&self) -> u32 {
         self.pipeline.map_or(1, |pipeline| pipeline.stages.len() as u32)
     }
@@ -112,17 +113,17 @@ impl Lowering<'_> {
         chunks
     }
 
-    /// Whether an earlier stage of the pipeline has the parameter as well.
+    /// Whether an earlier stage of the pipeline holds the parameter as well.
     pub(super) fn is_copy(&self, parameter: &str) -> bool {
         self.pipeline.is_some_and(|pipeline| pipeline.is_copy(parameter))
     }
 
-    /// Whether another stage of the pipeline has the parameter as well.
+    /// Whether another stage of the pipeline holds the parameter as well.
     pub(super) fn is_shared(&self, parameter: &str) -> bool {
         self.pipeline.is_some_and(|pipeline| pipeline.is_shared(parameter))
     }
 
-    /// Sums gradients of parameters that two stages have.
+    /// Sums gradients of parameters held by two stages.
     pub(super) fn sum_shared_gradients(&mut self) -> Result<(), PlanError> {
         let Some(pipeline) = self.pipeline else { return Ok(()) };
         let shared = |state: &&ParameterState| pipeline.is_shared(&state.name);
@@ -149,15 +150,15 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The group of a pipeline's stages, of which each gives as many sums of squares as that with
-    /// the most, chunk by chunk: those of nothing are zero, and change no bit.
+    /// Pads the lists of sums of squares to the length of the stage with the most parameters, chunk
+    /// by chunk, and returns the group of the pipeline. Padding is zero and changes no bit.
     pub(super) fn fill_up_for_stages(
         &mut self,
         chunks: &mut [Vec<ValueId>],
     ) -> Option<(GroupId, u32)> {
         let pipeline = self.pipeline?;
         let most = pipeline.cut.parameters_of_largest_stage();
-        // One list may have the gradients of all chunks.
+        // A single list may hold the gradients of all chunks.
         let most = most * pipeline.stages.len().div_ceil(chunks.len().max(1));
         for gradients in chunks {
             if gradients.len() < most {
@@ -168,14 +169,14 @@ impl Lowering<'_> {
         Some((pipeline.group, pipeline.ranks))
     }
 
-    /// Sums the losses of all stages, for each of them to report and to guard.
+    /// Sums the losses of all stages, so that every stage reports and guards the same loss.
     pub(super) fn sum_losses(&mut self) -> Result<(), PlanError> {
         let Some(pipeline) = self.pipeline else { return Ok(()) };
         let (group, ranks) = (pipeline.group, pipeline.ranks);
         let own = match self.host.loss {
             Some(loss) => loss,
             None => {
-                // A stage without a loss gives zero: the norm of nothing.
+                // A stage without a loss contributes zero: the norm of an empty list.
                 let name = "loss.none";
                 let zero = self.add(name.into(), DType::F32, vec![1], MemoryKind::Activations);
                 self.optimizer_call(name, GradNorm {}.into(), Vec::new(), vec![write(zero)])?;

@@ -1,19 +1,18 @@
-//! Quantized weights that ranks gather as data and scales, in place of FP32 masters.
+//! All-gather of quantized weights as data and scales, in place of FP32 masters.
 //!
-//! Blocks are quantized each by itself. So a weight is a bucket by itself where the slices of ranks
-//! are whole blocks rowwise and columnwise, and whole tiles of scales: bands of a multiple of
-//! [`SLICE_ROWS`] rows, or of a stack whole matrices. A rank quantizes its slice, and what is
-//! gathered are the planes that calls of the body read: about a byte a parameter and axis, where
-//! masters are four. The bits are those that quantizing gathered masters gives, so this is no
-//! choice: it is done wherever it can be. All other weights come as masters, or in BF16.
+//! Blocks are quantized independently. So a weight has its own bucket if the slices of ranks are
+//! whole blocks rowwise and columnwise, and whole tiles of scales: bands of a multiple of
+//! [`SLICE_ROWS`] rows, or whole matrices of a stack. A rank quantizes its slice, and the ranks
+//! gather the planes read by calls of the body: about one byte per parameter and axis, where
+//! masters are four. The bits equal quantized gathered masters, so no option is needed: all
+//! eligible weights are gathered this way. All other weights are gathered as masters or in BF16.
 //!
-//! Of a rowwise operand bands lie one behind the other, and are gathered to where it lies. A
-//! columnwise one is stored transposed, bands of it stand side by side: it arrives in parts, which
-//! the call that reads it first has joined.
+//! Bands of a rowwise operand are contiguous, so they are gathered in place. A columnwise operand
+//! is stored transposed with bands side by side, so the gathered parts are joined before the first
+//! reader.
 //!
-//! How a parameter is cut follows from the format of the policy and from its shape, not from what
-//! is decided about it: a weight whose GEMMs fall back to BF16 keeps the slices of its
-//! state.
+//! The cut of a parameter follows from the format of the policy and from the shape, not from the
+//! precision of individual weights: a weight with BF16 fallback keeps the slices of its state.
 
 use std::collections::HashSet;
 
@@ -29,27 +28,27 @@ use super::optimizer::{read, write};
 use super::shard::{Bucket, SLICE_ELEMENTS};
 use crate::PlanError;
 
-/// Rows that a slice is a multiple of: those of a tile of scales, and as many as any block has.
+/// Row multiple of a slice: the rows of a tile of scales, no fewer than the rows of any block.
 const SLICE_ROWS: usize = scale_tiles::TILE_ROWS;
 
-/// Slices of data and scales that one call gathers.
+/// Slices of data and scales for one all-gather.
 pub(super) struct Planes {
     group: (GroupId, u32),
-    /// The first bucket that they are of.
+    /// The first bucket of the slices.
     bucket: usize,
-    /// Each slice, and where it is gathered.
+    /// Each slice, and the destination of its all-gather.
     pairs: Vec<(ValueId, ValueId)>,
 }
 
 impl Lowering<'_> {
-    /// Shape of a rank's slice of a parameter that is cut between blocks, if it can be.
+    /// The shape of a rank's slice of a parameter, if the parameter can be cut between blocks.
     pub(super) fn block_slice_of(
         &self,
         shape: &[usize],
         split: Option<SplitOver>,
     ) -> Option<Vec<usize>> {
         let format = self.plan.policy.format().quantized()?;
-        // The scale of a tensor is of all of it.
+        // A per-tensor scale needs the whole tensor.
         if format.element != ElementFormat::E4M3 || Storage::plane_count(&format) > 2 {
             return None;
         }
@@ -57,8 +56,8 @@ impl Lowering<'_> {
         block_slice(shape, ranks as usize)
     }
 
-    /// The node that quantizes a parameter, by index in the graph, where its blocks can be
-    /// quantized by slices and calls read nothing else of it.
+    /// The quantizing node of a parameter, by index in the graph, if slices can be quantized
+    /// independently and calls read the parameter in no other form.
     pub(super) fn quantization_of(
         &self,
         parameter: TensorId,
@@ -70,7 +69,7 @@ impl Lowering<'_> {
         let mut readers = nodes().filter(|(_, node)| node.inputs.contains(&parameter));
         let ((at, node), None) = (readers.next()?, readers.next()) else { return None };
         let Op::Quantize(op) = &node.op else { return None };
-        // The rowwise data has the shape of the parameter and stands for it.
+        // The rowwise data has the parameter's shape and represents the parameter.
         let is_by_blocks = Storage::plane_count(&op.format) == 2 && op.axes()[0] == Axis::Row;
         let is_read_there = |(_, other): (usize, &deepwell_ir::Node)| {
             other.phase == Phase::Weights
@@ -80,8 +79,9 @@ impl Lowering<'_> {
         (is_copy && is_by_blocks).then_some(at)
     }
 
-    /// Quantizes this rank's slice of a bucket. [`Lowering::gather_planes`] then gathers the planes
-    /// that calls read which run behind this phase and before the next gather.
+    /// Quantizes this rank's slice of a bucket and queues the planes for
+    /// [`Lowering::gather_planes`]: only planes read by calls between this phase and the next
+    /// gather.
     pub(super) fn gather_quantized(
         &mut self,
         bucket: usize,
@@ -146,13 +146,13 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Bytes, whole, of the planes that the next call gathers.
+    /// Bytes of the gathered planes in the queue.
     pub(super) fn gathered_plane_bytes(&self) -> usize {
         let pairs = self.transient.planes.iter().flat_map(|planes| &planes.pairs);
         pairs.map(|(_, whole)| self.values[whole.index()].range.bytes).sum()
     }
 
-    /// Gathers what has been quantized since the last call, all of a group at the same time.
+    /// Gathers the queued planes, one collective per group.
     pub(super) fn gather_planes(&mut self, phase: Phase) -> Result<(), PlanError> {
         let suffix = if phase == Phase::Backward { ".again" } else { "" };
         for Planes { group: (group, ranks), bucket, pairs } in
@@ -166,7 +166,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Joins what has been gathered of a bucket in parts.
+    /// Joins the gathered parts of a bucket.
     pub(super) fn join_parts(
         &mut self,
         bucket: usize,
@@ -184,7 +184,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Why a bucket of which weights are quantized is gathered as it is.
+    /// Why a bucket with quantized weights is gathered as masters.
     pub(super) fn why_not_quantized(&self, bucket: usize) -> Option<Rejected> {
         let Bucket { parameters, group: (_, ranks), .. } = self.shared.get(bucket)?;
         let is_quantized = |id: &&TensorId| {
@@ -212,8 +212,8 @@ impl Lowering<'_> {
         value
     }
 
-    /// What calls read that run behind a gather of a phase: those of the pass, or where weights are
-    /// gathered between steps, all.
+    /// The tensors read after a gather in `phase`: by calls of the same pass, or by all calls if
+    /// weights are gathered between steps.
     fn read_in(&self, phase: Phase) -> HashSet<TensorId> {
         let is_behind = |reader: Phase| match phase {
             Phase::Forward => reader == Phase::Forward,
@@ -225,7 +225,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Shape of the slices of a parameter that as many ranks cut between blocks, if they can.
+/// The shape of the slices of a parameter on `ranks` ranks, if it can be cut between blocks.
 pub(crate) fn block_slice(shape: &[usize], ranks: usize) -> Option<Vec<usize>> {
     let first = *shape.first()?;
     let can_be = match shape.len() {

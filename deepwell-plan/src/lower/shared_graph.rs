@@ -1,9 +1,9 @@
-//! The graph that the stages of a pipeline share.
+//! The graph shared by the stages of a pipeline.
 //!
-//! Ranks of the same place among data-, tensor- and expert-parallel ranks have the same graph until
-//! each takes its stage of it, whichever stage that is. So where programs of all stages are wanted,
-//! the passes up to there run once: over the whole model they take longer than all that follows for
-//! a stage. Up to precision they are those of all precisions.
+//! Ranks at the same place among data-, tensor- and expert-parallel ranks have the same graph until
+//! each takes the nodes of a stage. Planning lowers all stages, so the passes before this cut run
+//! once: over the whole model they take longer than all later passes of a stage. The passes before
+//! precision are common to all policies.
 
 use std::borrow::Cow;
 use std::cell::{OnceCell, RefCell};
@@ -30,11 +30,11 @@ pub(crate) struct Differentiated {
     graph: Graph,
     splits: Splits,
     pipeline: Option<Pipeline>,
-    /// Rows that groups of experts' rows are a multiple of: precision decides it.
+    /// Row alignment of the groups of experts' rows, given by the precision.
     align: usize,
-    /// The rank that the passes were run for.
+    /// The rank for which the passes were run.
     rank: usize,
-    /// Passes of each stage, once they were asked for.
+    /// Passes of each stage, computed on first use.
     passes: OnceCell<Vec<StagePasses>>,
 }
 
@@ -65,15 +65,15 @@ pub struct SharedGraph<'a> {
     differentiated: Rc<Differentiated>,
     quantized: Graph,
     precision: Vec<TensorPrecision>,
-    /// Of context-parallel ranks, by their group: the ends of a pipeline have one group more.
+    /// Graphs of context-parallel ranks, by group: the ends of a pipeline are in one more group.
     of_sequences: RefCell<Vec<(GroupId, Rc<Graph>)>>,
 }
 
 impl<'a> SharedGraph<'a> {
-    /// That of `target`'s rank, and of the ranks at its place of the other stages.
+    /// Builds the graph for `target`'s rank and for the ranks at the same place in other stages.
     ///
     /// # Errors
-    /// A pass that refuses the graph or the policy.
+    /// Errors of a pass for an unsupported graph or policy.
     pub fn of(
         graph: &Graph,
         plan: &'a Plan,
@@ -84,7 +84,7 @@ impl<'a> SharedGraph<'a> {
         SharedGraph::quantized(differentiated, plan, catalog, target)
     }
 
-    /// That of `plan`, which differs in precision alone from the one that `other` is of.
+    /// Builds the graph of `plan`, which may differ from the plan of `other` in precision only.
     ///
     /// # Errors
     /// As [`SharedGraph::of`].
@@ -119,15 +119,15 @@ impl<'a> SharedGraph<'a> {
         })
     }
 
-    /// What [`SharedGraph::in_precision`] starts from.
+    /// The part reused by [`SharedGraph::in_precision`].
     pub(crate) fn differentiated(&self) -> Rc<Differentiated> {
         self.differentiated.clone()
     }
 
-    /// The program of `target`'s stage.
+    /// Lowers the program of `target`'s stage.
     ///
     /// # Errors
-    /// A pass that refuses the graph, or an op without a kernel on `target`.
+    /// Errors of a pass for an unsupported graph, or an op without a kernel on `target`.
     pub fn lower_stage(
         &self,
         catalog: &dyn KernelCatalog,
@@ -136,8 +136,8 @@ impl<'a> SharedGraph<'a> {
         self.lower_scheduled(&self.scheduling(target)?, catalog, target)
     }
 
-    /// [`SharedGraph::lower_stage`] to count its memory alone: no rank runs the program, and it is
-    /// not verified.
+    /// [`SharedGraph::lower_stage`] without verification, for counting memory: no rank runs the
+    /// program.
     ///
     /// # Errors
     /// As [`SharedGraph::lower_stage`].
@@ -149,7 +149,7 @@ impl<'a> SharedGraph<'a> {
         self.lower_unverified(&self.scheduling(target)?, catalog, target)
     }
 
-    /// [`SharedGraph::lower_stage`] in another order.
+    /// [`SharedGraph::lower_stage`] with another scheduling.
     ///
     /// # Errors
     /// As [`SharedGraph::lower_stage`].
@@ -199,8 +199,9 @@ impl<'a> SharedGraph<'a> {
             (scheduling.overlaps, scheduling.handover.as_ref());
         lowering.persistent_values(Mode::Train);
         lowering.plan_overlapped_reduction();
-        // A chunk at a time: chunks share the slots of activations. The last chunk comes first, as
-        // its backward pass begins a step: the last chunk overwrites the loss, other chunks add.
+        // Chunk by chunk, because chunks share the slots of activations. The last chunk comes
+        // first, as its backward pass begins a step: the last chunk overwrites the loss, other
+        // chunks add.
         for chunk in (0..lowering.chunks()).rev() {
             lowering.body_of_chunk(Phase::Forward, chunk)?;
             lowering.body_of_chunk(Phase::Backward, chunk)?;
@@ -220,7 +221,7 @@ impl<'a> SharedGraph<'a> {
         lowering.finish(Mode::Train, self.precision.clone(), None)
     }
 
-    /// The graph of a rank that has a part of each sequence; none where sequences are whole.
+    /// The graph of a context-parallel rank; `None` if sequences are whole.
     fn of_sequences(&self, target: &Target) -> Result<Option<Rc<Graph>>, PlanError> {
         let Some((group, _)) = target.ranks.named(ProcessGroup::CONTEXT) else { return Ok(None) };
         let known = self.of_sequences.borrow().iter().find(|known| known.0 == group).cloned();
@@ -233,7 +234,7 @@ impl<'a> SharedGraph<'a> {
         Ok(Some(graph))
     }
 
-    /// Ranks at other places have other slices of the layers.
+    /// Checks the rank's place: ranks at other places have other slices of the layers.
     fn check_place(&self, target: &Target) -> Result<(), PlanError> {
         let ranks_of_stage = self.plan.parallel.world_size() / self.plan.parallel.pipeline;
         let rank = target.ranks.rank as usize;

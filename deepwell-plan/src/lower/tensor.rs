@@ -1,9 +1,9 @@
-//! One rank of a tensor-parallel group: its part of the graph, and what the ranks agree on before
-//! the update.
+//! One rank of a tensor-parallel group: its part of the graph, and the sums over ranks before the
+//! update.
 //!
-//! Of a parameter that is split a rank has one slice, with its whole gradient. All others are whole
-//! on each rank, which reads them with its part of the tokens or heads: what the ranks have of
-//! their gradients is summed up, and the norm of all gradients counts them on the first rank alone.
+//! A rank holds one slice of each split parameter, with the complete gradient of the slice. All
+//! other parameters are whole on each rank and are read with the rank's tokens or heads: their
+//! gradients are summed over the ranks, and only the first rank counts them in the norm.
 
 use std::collections::HashMap;
 
@@ -24,10 +24,10 @@ fn rank_of(target: &Target) -> Option<TensorRank> {
     Some(TensorRank { group, place, ranks: members.ranks.len() })
 }
 
-/// Which slice a rank has of each parameter that is split, by the parameter's name.
+/// This rank's slice of each split parameter, by the parameter's name.
 pub(super) type Splits = HashMap<String, Split>;
 
-/// What this rank has of the graph, and which slices of its parameters.
+/// Returns this rank's part of the graph, and its slices of the parameters.
 pub(super) fn split(
     graph: &Graph,
     plan: &Plan,
@@ -49,32 +49,33 @@ pub(super) fn split(
     Ok((own, splits))
 }
 
-/// The parts of gradients that squares are summed of, and the groups whose ranks have others.
+/// Gradients whose squares are summed, and the groups whose ranks hold different gradients.
 pub(super) struct NormTerms {
-    /// Chunk by chunk of this rank's layers; slices of buckets may be in one list together.
+    /// One list for each chunk of this rank's layers; slices of buckets may share a list.
     pub(super) gradients: Vec<Vec<ValueId>>,
     pub(super) groups: Vec<(GroupId, u32)>,
 }
 
 impl Lowering<'_> {
-    /// The groups whose ranks have other parts of the gradients of a stage. A slice of a parameter
-    /// is on some of them, a parameter that all ranks have on each: see [`Lowering::counts`].
+    /// The groups whose ranks hold different parts of a stage's gradients. Some ranks hold a given
+    /// slice, and all ranks hold a replicated parameter: see [`Lowering::counts`].
     fn groups_of_slices(&self) -> Vec<(GroupId, u32)> {
         let ranks = &self.target.ranks;
         let names: &[&str] = match (rank_of(self.target), expert::rank_of(self.target)) {
-            // The slices of each are over the data-parallel ranks.
+            // Slices of each parameter are spread over the data-parallel ranks.
             _ if self.sharing().is_some() => &[ProcessGroup::TENSOR],
             (None, _) => &[ProcessGroup::EXPERT],
             (Some(_), None) => &[ProcessGroup::TENSOR],
-            // Experts may be on ranks of several tensor-parallel groups: these are all.
+            // Experts may span several tensor-parallel groups; the two groups include all of these
+            // ranks.
             (Some(_), Some(_)) => &[ProcessGroup::TENSOR, ProcessGroup::DATA],
         };
         let named = names.iter().filter_map(|name| ranks.named(name));
         named.map(|(id, group)| (id, group.ranks.len() as u32)).collect()
     }
 
-    /// Whether this rank counts a parameter in what ranks add up: of those with the same part of
-    /// it, among the groups that exchange, the first does.
+    /// Whether this rank counts a parameter in sums over ranks: the first of all ranks with the
+    /// same part of the parameter does.
     pub(super) fn counts(&self, split: Option<SplitOver>) -> bool {
         let (parallel, rank) = (&self.plan.parallel, self.target.ranks.rank as usize);
         let is_first_slice = parallel.tensor_place(rank) == 0;
@@ -94,8 +95,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// Sums the gradients of parameters that are whole on each tensor-parallel rank, bucket by
-    /// bucket, where that has not been done yet.
+    /// Sums the gradients of parameters replicated on tensor-parallel ranks, bucket by bucket,
+    /// unless the backward pass has done so.
     pub(super) fn sum_over_tensor_ranks(&mut self) -> Result<(), PlanError> {
         if rank_of(self.target).is_none() {
             return Ok(());
@@ -113,7 +114,7 @@ impl Lowering<'_> {
                 self.sum_bucket_over_tensor(bucket, Phase::Optimizer)?;
             }
         }
-        // Counts are in no bucket of shards.
+        // Counts are in no bucket of the shards.
         let counted = (0..self.parameters.len()).filter(|&index| self.is_counted[index]);
         let counts: Vec<ValueId> =
             counted.filter_map(|index| self.parameters[index].gradient).collect();
@@ -122,7 +123,7 @@ impl Lowering<'_> {
             .try_for_each(|counts| self.sum_tensor_run(vec![counts], Phase::Optimizer))
     }
 
-    /// Sums what tensor-parallel ranks have whole of a bucket: neighbours in memory at a time.
+    /// Sums the replicated parameters of a bucket, one collective for each contiguous run.
     pub(super) fn sum_bucket_over_tensor(
         &mut self,
         bucket: usize,
@@ -156,12 +157,12 @@ impl Lowering<'_> {
         self.sum_over(&name, gradients, (group, ranks as u32), phase)
     }
 
-    /// The norm of gradients of which other ranks have other parts: those of `groups`, the other
-    /// tensor-parallel ranks, and the other stages of a pipeline.
+    /// Computes the norm of gradients distributed over the ranks of `groups`, of the
+    /// tensor-parallel group and of the pipeline.
     ///
-    /// Stages come first: what a tensor-parallel rank has of all layers is added up as it is
-    /// without stages, to the same bits. Where they have several chunks, each is exchanged by
-    /// itself, as those of all stages stand before the next chunk of any.
+    /// Stages come first: each tensor-parallel rank adds up all layers as without stages, to the
+    /// same bits. With several chunks per stage, each chunk has its own all-gather, because a chunk
+    /// of all stages precedes the next chunk of any stage.
     pub(super) fn norm_of_terms(&mut self, parts: NormTerms) -> Result<(), PlanError> {
         let NormTerms { mut gradients, mut groups } = parts;
         groups.extend(self.fill_up_for_stages(&mut gradients));
@@ -176,7 +177,7 @@ impl Lowering<'_> {
         self.optimizer_call("grad_norm", NormOfSums {}.into(), lists, norm)
     }
 
-    /// Sums of squares of gradients, of all ranks of the groups.
+    /// Computes the sums of squares of gradients and all-gathers them over the groups.
     fn squares_of_all(
         &mut self,
         gradients: Vec<ValueId>,
@@ -214,13 +215,13 @@ impl Lowering<'_> {
         Ok(all)
     }
 
-    /// A gradient, or where another rank counts it none in its place: of nothing the sum of squares
-    /// is zero, and ranks give equally many sums.
+    /// Returns the gradient, or an empty gradient if another rank counts it: a sum of no squares is
+    /// zero, and all ranks give equally many sums.
     pub(super) fn counted(&mut self, gradient: ValueId, split: Option<SplitOver>) -> ValueId {
         if self.counts(split) { gradient } else { self.no_gradient() }
     }
 
-    /// A gradient of no elements, of which there is one.
+    /// Returns the only gradient without elements.
     pub(super) fn no_gradient(&mut self) -> ValueId {
         const NAME: &str = "grad_norm.nothing";
         match self.values.iter().position(|value| value.name == NAME) {

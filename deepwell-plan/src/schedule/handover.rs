@@ -1,20 +1,20 @@
-//! When stages hand over what they send each other, so that none waits for ever.
+//! Plans the sends and receives between pipeline stages so that no stage deadlocks.
 //!
-//! Nothing is buffered on the way: a send ends when the other stage receives. Between two of its
-//! ops a stage *meets* others: it sends what the op before has made, and receives what it has
-//! chosen to, all at the same time, and goes on when all of that is over. What it receives lands in
-//! a place of its own, which is free again when the op begins that reads it.
+//! Sends are unbuffered: a send ends when the other stage receives. Between two of its ops a stage
+//! has a *meeting*: it sends the previous op's output and posts the planned receives, all at the
+//! same time, and continues when all of these have ended. Each received message lands in a place of
+//! its own, which is free again when the reading op begins.
 //!
-//! What a stage receives in which meeting is found by running the orders of all stages against
-//! each other. A stage that has ended an op waits until all that it sends is taken and all that its
-//! next op reads is there; while it waits, whoever has something for it may hand that over. The
-//! run fixes who takes what in which meeting, in which order.
+//! The receives of each meeting are found by running the orders of all stages together. After an
+//! op, a stage waits until its outputs are taken and the inputs of its next op have arrived.
+//! Meanwhile any stage may hand over a message to the waiting stage. The run records which message
+//! is received in which meeting, and in which order.
 //!
-//! No stage that follows waits for ever, however long its ops take. Suppose some do. Of what is not
-//! handed over yet, look at what the run here handed over first. Both its ends stood in their
-//! meetings then; all that either had to hand over in earlier meetings was over in the run, hence
-//! earlier than that, and is so over now. So both ends have come to those meetings, and it is
-//! handed over.
+//! No stage that follows this plan deadlocks, for any op times. Proof by contradiction: among the
+//! messages not handed over, take the message that the run handed over first. In the run, sender
+//! and receiver were in their meetings at that time, and all messages of their earlier meetings had
+//! been handed over before. By choice of the message, all those messages are handed over now as
+//! well. So sender and receiver have reached their meetings, and the message is handed over.
 
 use std::collections::HashMap;
 
@@ -22,20 +22,21 @@ use super::simulate::needed;
 use super::{Pass, PipelineOp};
 use crate::PlanError;
 
-/// What one stage receives when.
+/// Receives of one stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageHandover {
-    /// How much can have landed and not been read at a time.
+    /// Largest number of messages received and not yet read.
     pub places: usize,
-    /// Before each op of the stage and behind its last one: the op that reads what is received, by
-    /// its index, and the place where it lands.
+    /// For each op of the stage, and after the last op: messages received before the op, by the
+    /// index of the reading op, and the place of each message.
     pub before: Vec<Vec<(usize, usize)>>,
 }
 
-/// When each stage of `orders` receives what, with as few places as do not make a step longer.
+/// Plans the receives of each stage of `orders`, with the fewest places that do not lengthen a
+/// step.
 ///
 /// # Errors
-/// Orders in which stages wait for each other for ever.
+/// Orders that deadlock.
 pub fn handovers(
     orders: &[Vec<PipelineOp>],
     chunks: usize,
@@ -58,11 +59,11 @@ pub fn handovers(
 /// An op, by stage and index.
 type At = (usize, usize);
 
-/// Who sends what to whom.
+/// Messages between stages.
 struct Messages {
-    /// Of each op, the one that reads what it sends.
+    /// For each op, the op of another stage that reads its output.
     readers: Vec<Vec<Option<At>>>,
-    /// Whether an op reads what another stage sends.
+    /// Whether an op reads the output of another stage.
     receives: Vec<Vec<bool>>,
 }
 
@@ -101,20 +102,20 @@ impl Messages {
     }
 }
 
-/// A stage in a run.
+/// State of a stage in a run.
 struct Stage {
-    /// The op that it computes or would begin next.
+    /// The op in progress, or the next op.
     next: usize,
-    /// When the op that it computes is over; none in a meeting.
+    /// End of the op in progress; `None` in a meeting.
     ends: Option<u64>,
-    /// Who reads what it has sent and nobody has taken.
+    /// Reader of the output that is not yet taken.
     sends: Option<At>,
-    /// The ops whose inputs lie in its places.
+    /// The ops whose inputs occupy the places.
     landed: Vec<Option<usize>>,
     handover: StageHandover,
 }
 
-/// Ticks that an op takes, about: they decide how long stages wait, not whether for ever.
+/// Approximate duration of an op in ticks. Durations affect waiting times, not deadlocks.
 fn ticks(pass: Pass) -> u64 {
     match pass {
         Pass::Forward | Pass::InputGrad | Pass::WeightGrad => 1,
@@ -122,9 +123,8 @@ fn ticks(pass: Pass) -> u64 {
     }
 }
 
-/// Runs the orders where each stage has so many places, all but one for what its next op does not
-/// read. None where stages wait for each other for ever; else what was received when, and how long
-/// all took.
+/// Runs the orders with `places` places per stage, where one place is reserved for the input of the
+/// next op. Returns the recorded receives and the duration, or `None` if stages deadlock.
 fn run(
     orders: &[Vec<PipelineOp>],
     messages: &Messages,
@@ -165,7 +165,7 @@ fn run(
     all.then(|| (stages.into_iter().map(|stage| stage.handover).collect(), now))
 }
 
-/// Hands over what stage `at` sends, if its reader is in a meeting and has a place for it.
+/// Hands over the output of stage `at`, if the reader is in a meeting and has a free place.
 fn hand_over(stages: &mut [Stage], at: usize, places: usize) -> bool {
     let Some((to, op)) = stages[at].sends.filter(|_| stages[at].ends.is_none()) else {
         return false;
@@ -187,7 +187,7 @@ fn hand_over(stages: &mut [Stage], at: usize, places: usize) -> bool {
     true
 }
 
-/// Lets a stage begin its next op, if all before it is over.
+/// Begins the next op of a stage, if its outputs are taken and its input has arrived.
 fn begin(stage: &mut Stage, order: &[PipelineOp], receives: &[bool], now: u64) -> bool {
     let Some(op) = order.get(stage.next) else { return false };
     if stage.ends.is_some() || stage.sends.is_some() {

@@ -1,15 +1,16 @@
-//! The order of ops on each stage.
+//! Order of the ops on each stage.
 
 use super::{Pass, PipelineOp, PipelineSchedule};
 use crate::PlanError;
 
-/// Each stage's ops in the order in which it runs them.
+/// Returns the ops of each stage in execution order.
 ///
-/// `chunks` is the number of model chunks of a stage (VPP); 1F1B with more than one is interleaved
+/// `chunks` is the number of model chunks of a stage (VPP); 1F1B with several chunks is interleaved
 /// as in Megatron-LM.
 ///
 /// # Errors
-/// Degrees of 0, chunks in a schedule that has none, or micro-batches that no interleaving takes.
+/// Degrees of 0, several chunks in a schedule without interleaving, or fewer micro-batches than
+/// stages with interleaving.
 pub fn orders(
     schedule: PipelineSchedule,
     stages: usize,
@@ -46,9 +47,9 @@ pub fn orders(
     Ok((0..stages).map(|stage| stage_order(stage, stages, micro_batches)).collect())
 }
 
-/// Micro-batches that an interleaved schedule runs through one chunk before it takes the next.
+/// Number of consecutive micro-batches of one chunk in an interleaved schedule.
 ///
-/// As many as stages; where they do not divide the micro-batches, the smallest divisor above.
+/// The number of stages, or the next larger divisor of the micro-batches.
 ///
 /// # Errors
 /// Fewer micro-batches than stages.
@@ -61,7 +62,7 @@ pub fn interleaving_group(stages: usize, micro_batches: usize) -> Result<usize, 
     })
 }
 
-/// Forward passes whose activations a stage holds at most, in passes of one chunk.
+/// Largest number of forward passes whose activations a stage holds, in passes of one chunk.
 pub fn in_flight(order: &[PipelineOp]) -> usize {
     let (mut live, mut most): (usize, usize) = (0, 0);
     for op in order {
@@ -79,7 +80,8 @@ fn op(pass: Pass, chunk: usize, micro_batch: usize) -> PipelineOp {
     PipelineOp { pass, chunk: chunk as u32, micro_batch: micro_batch as u32 }
 }
 
-/// Warm-up of as many forward passes as stages follow, pairs of forward and backward, the rest.
+/// Warm-up with one forward pass per later stage, then pairs of forward and backward, then the
+/// rest.
 fn one_f_one_b(stage: usize, stages: usize, count: usize) -> Vec<PipelineOp> {
     let warm_up = count.min(stages - stage - 1);
     let mut order: Vec<PipelineOp> = (0..warm_up).map(|at| op(Pass::Forward, 0, at)).collect();
@@ -92,7 +94,7 @@ fn one_f_one_b(stage: usize, stages: usize, count: usize) -> Vec<PipelineOp> {
     order
 }
 
-/// `warm_up` forward passes, then B, W, F in turn, the weight gradients `lag` behind.
+/// `warm_up` forward passes, then B, W, F in turn, with weight gradients `lag` passes late.
 fn zero_bubble(warm_up: usize, lag: usize, count: usize) -> Vec<PipelineOp> {
     let mut forwards = warm_up.min(count);
     let mut weights = 0;
@@ -112,7 +114,8 @@ fn zero_bubble(warm_up: usize, lag: usize, count: usize) -> Vec<PipelineOp> {
     order
 }
 
-/// Megatron-LM's interleaved 1F1B: the k-th pass takes chunk (k / group) mod v, backward reversed.
+/// Megatron-LM's interleaved 1F1B: the k-th pass is of chunk (k / group) mod v, reversed for
+/// backward.
 fn interleaved(
     stage: usize,
     stages: usize,
