@@ -1,11 +1,12 @@
 //! Search over the degrees of a distributed plan.
 //!
-//! Every combination is looked at; what cannot be is dropped with a reason, and reasons are
-//! counted. What fits is predicted in closed form, and the best are simulated. The result keeps
-//! the second best, the best with each dimension changed, and the front of time, memory and GPUs.
+//! Every combination is checked. Impossible combinations are dropped and counted by reason. Fitting
+//! combinations are predicted in closed form, and the best are simulated. The result includes the
+//! second best plan, the best plan for a change of each dimension, and the front of time, memory
+//! and GPUs.
 //!
-//! A [`ClusterPlan`] is what a reader wants to know of the best one; [`replan`] says what another
-//! cluster moves, [`what_if`] what another number would do.
+//! A [`ClusterPlan`] describes the best plan; [`replan`] computes the state to move to another
+//! cluster, and [`what_if`] the effect of a change of the request.
 
 mod accounting;
 mod candidates;
@@ -53,33 +54,33 @@ pub const BUBBLE_MAX: f64 = 0.05;
 /// A plan with its prediction.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Candidate {
-    /// How the model is divided.
+    /// Degrees of parallelism and other choices of the plan.
     pub at: Strategy,
     /// Seconds of a step.
     pub seconds: f64,
     /// Idle share of the pipeline, 0 to 1.
     pub bubble: f64,
-    /// Bytes of a GPU's memory on the fullest stage; of lowered programs where there are any.
+    /// Bytes of a GPU's memory on the fullest stage, by the lowered programs if available.
     pub memory_bytes: f64,
 }
 
 impl Candidate {
-    /// Seconds of all GPUs together: what a step costs.
+    /// GPU seconds of a step, a measure of cost.
     pub fn gpu_seconds(&self) -> f64 {
         self.seconds * self.at.gpus() as f64
     }
 }
 
-/// Why combinations were dropped.
+/// Dropped combinations with the same reason.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Dropped {
     /// The reason.
     pub reason: &'static str,
-    /// How many.
+    /// Number of combinations.
     pub count: usize,
-    /// The first of them.
+    /// The first dropped combination.
     pub example: Strategy,
-    /// The detail of the example, where the reason does not say it.
+    /// Detail of the example, if the reason does not include it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
@@ -100,68 +101,68 @@ fn drop_one(all: &mut Vec<Dropped>, reason: &'static str, example: Strategy, why
     }
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Found {
-    /// The least time.
+    /// The plan with the least time.
     pub best: Candidate,
     /// Its simulated step.
     pub step: StepTime,
-    /// The next after it, if it was asked for.
+    /// The second best plan, if requested.
     pub second: Option<Candidate>,
-    /// The best plan whose named dimension differs from the best one's, if that was asked for.
+    /// The best plan with another value of each dimension, if requested.
     pub what_if: Vec<(Dimension, Candidate)>,
-    /// The least time among those whose bubble is within [`BUBBLE_MAX`].
+    /// The fastest plan with a bubble of at most [`BUBBLE_MAX`].
     pub small_bubble: Option<Candidate>,
-    /// No other is better in time, memory and GPUs together; least time first.
+    /// Pareto front of time, memory and GPUs; least time first.
     pub front: Vec<Candidate>,
-    /// The fastest plan that the trainer does not run, where a slower plan that it runs was taken.
+    /// The fastest plan, if unsupported by the trainer and a slower supported plan was taken.
     pub faster: Option<Candidate>,
-    /// Combinations looked at.
+    /// Number of combinations checked.
     pub considered: usize,
-    /// Those that fit.
+    /// Number of fitting combinations.
     pub fitting: usize,
-    /// Those that do not, by reason, most first.
+    /// Dropped combinations, by reason, most frequent first.
     pub dropped: Vec<Dropped>,
 }
 
-/// Passes of a simulation at most, so that it ends in seconds.
+/// Limit on the passes of a simulation, to end within seconds.
 const PASSES_MAX: usize = 2_000_000;
 
-/// Combinations between two reports of a search that is watched.
+/// Combinations between two progress reports.
 const REPORT_EVERY: usize = 4096;
 
-/// What a search uses beside its request.
+/// Optional inputs of a search besides the request.
 #[derive(Clone, Copy, Default)]
 pub struct SearchAids<'a> {
-    /// Decides which plans within the trainer's rules fit. Without programs the closed form
-    /// decides, whose constants are of other frameworks.
+    /// Lowered programs, used to decide which plans within the trainer's rules fit. Without
+    /// programs the closed form decides, with constants of other frameworks.
     pub programs: Option<&'a Programs<'a>>,
-    /// Gets how far the search is, now and then.
+    /// Called with the progress of the search from time to time.
     pub progress: Option<&'a dyn Fn(Progress)>,
-    /// Whether nobody wants the second best, nor the best with each dimension changed: each may
-    /// take programs of its own.
+    /// Whether to skip the second best plan and the best plans for each changed dimension, as each
+    /// may need lowered programs.
     pub best_alone: bool,
 }
 
-/// How far a search is.
+/// Progress of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// So many combinations were looked at.
+    /// Number of combinations checked.
     Combinations(usize),
-    /// So many plans' programs were asked whether they fit.
+    /// Number of plans whose programs were lowered.
     Programs(usize),
 }
 
-/// Searches.
+/// Searches for the fastest plan.
 ///
 /// # Errors
-/// A request that cannot be searched, or no plan, with the reasons.
+/// An invalid request, or no plan, with the reasons.
 pub fn search(request: &SearchRequest) -> Result<Found, PlanError> {
     search_with(request, &SearchAids::default())
 }
 
-/// [`search`] with what the programs of plans need, and with a report of its progress.
+/// [`search`] with the memory of lowered programs and progress reports.
 ///
 /// # Errors
 /// As [`search`].
@@ -197,7 +198,8 @@ pub fn search_with(request: &SearchRequest, aids: &SearchAids<'_>) -> Result<Fou
             {
                 drop_one(&mut dropped, NOT_BY_TRAINER, at, None);
             }
-            // Programs decide of these, where the closed form is not too far above.
+            // Programs decide about these combinations, unless the closed form is far above the
+            // limit.
             Err((TOO_LARGE, Some(bytes)))
                 if aids.programs.is_some()
                     && bytes * CLOSED_FORM_MIN <= request.memory_limit_bytes()
@@ -248,11 +250,11 @@ pub fn search_with(request: &SearchRequest, aids: &SearchAids<'_>) -> Result<Fou
     Ok(Found { dropped, ..found })
 }
 
-/// Bytes that programs may need over the closed form, at least.
+/// Smallest ratio of a program's bytes to the closed form.
 const CLOSED_FORM_MIN: f64 = 0.75;
 
-/// Why a search found nothing: memory, if some combinations failed by it alone and all kinds of
-/// plans were asked for.
+/// The error of a search without result: memory, if memory alone excluded some combinations and
+/// plans unsupported by the trainer were allowed.
 fn nothing_found(request: &SearchRequest, dropped: &mut [Dropped]) -> PlanError {
     dropped.sort_by(|a, b| b.count.cmp(&a.count).then(a.reason.cmp(b.reason)));
     let rejected: Vec<String> =
@@ -287,7 +289,7 @@ fn nothing_found(request: &SearchRequest, dropped: &mut [Dropped]) -> PlanError 
     }
 }
 
-/// What there would be with the optimizer on the host.
+/// The best plan with the optimizer on the host, as a hint.
 fn on_host(request: &SearchRequest) -> Option<String> {
     if request.pins.iter().any(|pin| pin.dimension == Dimension::Offload) {
         return None;
@@ -298,16 +300,16 @@ fn on_host(request: &SearchRequest) -> Option<String> {
     Some(format!("with `--pin {pin}` there is a plan: {}, {:.3} s a step", best.at, best.seconds))
 }
 
-/// Why a plan of others is not taken.
+/// Reason for dropping a plan unsupported by the trainer.
 const NOT_BY_TRAINER: &str = "the trainer does not run it yet";
 
-/// Why a plan does not fit.
+/// Reason for dropping a plan above the memory limit.
 const TOO_LARGE: &str = "needs more memory than a GPU has";
 
-/// Bytes of the fullest stage, as an error where they are too many.
+/// Bytes of the fullest stage; `Err` with the bytes if above the limit.
 fn memory(request: &SearchRequest, at: &Strategy) -> Result<f64, f64> {
     let rules = request.memory_rules();
-    // Most combinations end here.
+    // Most combinations end here, by the memory of their states alone.
     let held = states(&request.shape, at, &rules, &StageLayers::of(&request.shape, at, 0));
     let least = held.parameters + held.gradients + held.optimizer;
     if !at.offload && least * CLOSED_FORM_MIN > request.memory_limit_bytes() {
@@ -323,8 +325,8 @@ fn memory(request: &SearchRequest, at: &Strategy) -> Result<f64, f64> {
     if bytes > request.memory_limit_bytes() { Err(bytes) } else { Ok(bytes) }
 }
 
-/// Candidates that no other is better than in time, memory and GPUs, and so in GPU time, which is
-/// the product of two of them. `fitting` is sorted by time.
+/// The Pareto front of time, memory and GPUs; it covers GPU time too, the product of time and GPUs.
+/// `fitting` is sorted by time.
 fn front(fitting: &[Candidate]) -> Vec<Candidate> {
     let mut front: Vec<Candidate> = Vec::new();
     // The least memory so far with each number of GPUs.

@@ -1,4 +1,4 @@
-//! Runs the orders of all stages against each other.
+//! Event-driven simulation of the orders of all stages.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ pub struct OpTimes {
     pub input_grad: f64,
     /// W: gradients of the weights.
     pub weight_grad: f64,
-    /// From the end of an op to when the next stage has its output.
+    /// Time from the end of an op to the arrival of its output at the next stage.
     pub p2p: f64,
 }
 
@@ -29,7 +29,7 @@ impl OpTimes {
     }
 }
 
-/// When an op ran.
+/// Begin and end of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OpRun {
     /// The op.
@@ -48,13 +48,13 @@ pub struct PipelineRun {
 }
 
 impl PipelineRun {
-    /// From the first op of any stage to the last one's end.
+    /// Time from the first begin on any stage to the last end.
     pub fn makespan(&self) -> f64 {
         self.stages.iter().flatten().map(|run| run.end).fold(0.0, f64::max)
     }
 
-    /// From a stage's first op to its last one's end, of the stage where that is longest. It is the
-    /// time of a step where stages need not wait for each other between steps.
+    /// Time from the first op to the end of the last op of a stage, on the stage with the longest
+    /// time. This is the step time if stages need not synchronize between steps.
     pub fn longest_stage(&self) -> f64 {
         let of_stage = |runs: &Vec<OpRun>| match (runs.first(), runs.last()) {
             (Some(first), Some(last)) => last.end - first.start,
@@ -63,12 +63,12 @@ impl PipelineRun {
         self.stages.iter().map(of_stage).fold(0.0, f64::max)
     }
 
-    /// Time in which a stage computes.
+    /// Compute time of a stage.
     pub fn busy(&self, stage: usize) -> f64 {
         self.stages[stage].iter().map(|run| run.end - run.start).sum()
     }
 
-    /// Idle share of the longest stage's time, of the stage that works most.
+    /// Idle share of the longest stage's time, for the busiest stage.
     pub fn bubble_rate(&self) -> f64 {
         let busy = (0..self.stages.len()).map(|stage| self.busy(stage)).fold(0.0, f64::max);
         let time = self.longest_stage();
@@ -76,10 +76,10 @@ impl PipelineRun {
     }
 }
 
-/// Runs `orders`, one list for each stage, whose stages have `times`.
+/// Runs `orders` with the given `times`, one entry for each stage.
 ///
 /// # Errors
-/// Orders in which stages wait for each other for ever.
+/// Orders that deadlock.
 pub fn simulate(
     orders: &[Vec<PipelineOp>],
     chunks: usize,
@@ -88,7 +88,7 @@ pub fn simulate(
     let stages = orders.len();
     let micro_batches = orders.iter().flatten().map(|op| op.micro_batch as usize + 1).max();
     let micro_batches = micro_batches.unwrap_or(0);
-    // When the output of F, and of B, of a chunk and micro-batch is there.
+    // End of F and of B, by stage, chunk and micro-batch.
     let index = |stage: usize, op: &PipelineOp, is_backward: bool| {
         let pass = usize::from(is_backward);
         ((stage * 2 + pass) * chunks + op.chunk as usize) * micro_batches + op.micro_batch as usize
@@ -134,7 +134,8 @@ pub fn simulate(
     Ok(PipelineRun { stages: runs })
 }
 
-/// What an op waits for beside its own stage: stage, op, and whether it is that one's gradient.
+/// The input of an op: stage and op of the sender, and whether the input is a gradient (output of
+/// B).
 pub(super) fn needed(
     stage: usize,
     stages: usize,
@@ -168,7 +169,7 @@ mod tests {
 
     #[test]
     fn bubbles_are_those_of_the_closed_forms() {
-        // Bubble time, in units of F = B = W, beside m (F + B + W).
+        // Bubble time, in units of F = B = W, in addition to m (F + B + W).
         let check = |schedule, sizes: (usize, usize, usize), bubble: f64| {
             let (stages, count, chunks) = sizes;
             let expected = bubble / (3.0 * count as f64 + bubble);

@@ -17,8 +17,8 @@ const fn look(pass: Pass) -> (&'static str, &'static str) {
 }
 
 impl PipelineRun {
-    /// The run in the trace event format that `chrome://tracing` and Perfetto read: a thread for
-    /// each stage. `seconds` is what the unit of the run's times is.
+    /// The run in the trace event format of `chrome://tracing` and Perfetto, with a thread for each
+    /// stage. `seconds` is the length of the run's time unit.
     pub fn chrome_trace(&self, seconds: f64) -> String {
         json!({ "traceEvents": self.trace_events(seconds) }).to_string()
     }

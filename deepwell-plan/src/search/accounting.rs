@@ -1,4 +1,4 @@
-//! Memory of a plan as others count it.
+//! Memory of a plan by the accounting of other frameworks.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,14 +12,14 @@ use crate::memory::{
 use crate::schedule::orders;
 use crate::{ModelShape, PlanError, Strategy};
 
-/// Whose way of counting memory.
+/// The framework whose accounting is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Accounting {
-    /// Megatron-LM: what PyTorch's allocator gives out on each rank, neither context nor NCCL.
+    /// Megatron-LM: bytes allocated by PyTorch on each rank, without CUDA context and NCCL.
     Megatron,
-    /// PyTorch's FSDP: FP32 parameters, gradients and moments divided over all ranks, BF16 gathered
-    /// layer by layer.
+    /// PyTorch's FSDP: FP32 parameters, gradients and moments sharded over all ranks, BF16 weights
+    /// gathered per layer.
     Fsdp,
 }
 
@@ -39,14 +39,14 @@ impl FromStr for Accounting {
     }
 }
 
-/// Bytes of each stage's ranks as someone else counts them.
+/// Bytes of the ranks of each stage by another framework's accounting.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Count {
-    /// Who.
+    /// The framework.
     pub accounting: Accounting,
-    /// Each stage.
+    /// Memory of each stage.
     pub stages: Vec<StageMemory>,
-    /// What Megatron-LM prints before training: weights with optimizer, and activations, of the
+    /// Megatron-LM's report before training: weights with optimizer, and activations, of the
     /// fullest (first) stage.
     pub theoretical: Option<(f64, f64)>,
 }
@@ -55,7 +55,7 @@ impl Count {
     /// Counts the memory of a plan.
     ///
     /// # Errors
-    /// A plan that the other does not have: FSDP with a pipeline, or without ZeRO 2 or 3.
+    /// A plan unsupported by the framework: FSDP with a pipeline, or without ZeRO 2 or 3.
     pub fn of(plan: &ClusterPlan, accounting: Accounting) -> Result<Count, PlanError> {
         let ClusterPlan { model, strategy: at, seq, .. } = plan;
         if accounting == Accounting::Fsdp {
@@ -88,8 +88,8 @@ impl Count {
     }
 }
 
-/// Activations by the formula of Megatron-LM's `theoretical_memory_usage.py`: that of a dense GPT
-/// with sequence parallelism and selective recomputation, whatever the model and plan are.
+/// Activations by the formula of Megatron-LM's `theoretical_memory_usage.py`, for a dense GPT with
+/// sequence parallelism and selective recomputation, regardless of the actual model and plan.
 fn theoretical_activations(shape: &ModelShape, at: &Strategy, seq: usize) -> f64 {
     let tokens = (seq * at.micro_batch) as f64;
     let (hidden, ffn) = (shape.hidden as f64, shape.ffn as f64);

@@ -1,5 +1,5 @@
-//! Candidates of a search by their time. Whether the programs of one fit is asked when it is taken:
-//! a search has thousands, and takes a few.
+//! The candidates of a search, sorted by time. Programs are lowered only for a candidate about to
+//! be taken: a search has thousands of candidates, and takes a few.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,30 +10,30 @@ use super::{
 use crate::step_time::{StepTime, step_time};
 use crate::{ActivationRecompute, PlanError, Strategy};
 
-/// Simulations at most, of pipelines near the best estimate and then of the best ones.
+/// Most simulations, first of pipelines near the best estimate and then of the best candidates.
 const SIMULATED: usize = 24;
-/// By how much a simulation may differ from its estimate: within a few per cent.
+/// Largest ratio of estimate and simulation: they agree within a few percent.
 const NEAR: f64 = 1.03;
-/// Passes of a pipeline that is simulated for being near.
+/// Largest number of passes of a pipeline simulated for being near the best.
 const PASSES_NEAR: usize = 20_000;
 
-/// Sorted by time.
+/// Candidates sorted by time.
 pub(super) struct Candidates<'a> {
     request: &'a SearchRequest,
     sorted: Vec<Candidate>,
     aids: &'a SearchAids<'a>,
-    /// Plans whose programs were asked.
+    /// Number of plans whose programs were lowered.
     asked: usize,
-    /// Those that fit.
+    /// Plans whose programs fit.
     checked: HashSet<Strategy>,
-    /// Of strategies that are alike but for recomputation and micro-batch, those that do not fit.
+    /// Recomputation and micro-batch of plans that do not fit, by the plan's other dimensions.
     full: HashMap<Strategy, Vec<(ActivationRecompute, usize)>>,
-    /// Strategies with degrees that cannot be lowered at any recomputation and micro-batch.
+    /// Strategies that cannot be lowered with any recomputation and micro-batch.
     not_lowered: HashSet<Strategy>,
     dropped: Vec<Dropped>,
 }
 
-/// Why programs are not there.
+/// Reason for dropping a plan without programs.
 const NOT_LOWERED: &str = "its programs cannot be lowered";
 
 impl<'a> Candidates<'a> {
@@ -50,18 +50,18 @@ impl<'a> Candidates<'a> {
         &self.sorted
     }
 
-    /// Lowered plans whose programs do not fit.
+    /// Takes the dropped plans whose programs do not fit or cannot be lowered.
     pub(super) fn too_large(&mut self) -> Vec<Dropped> {
         std::mem::take(&mut self.dropped)
     }
 
-    /// The first wanted candidate that fits. Plans that the trainer runs may come before others.
+    /// The first wanted candidate that fits. The request may prefer plans supported by the trainer.
     pub(super) fn first(&mut self, wanted: impl Fn(&Candidate) -> bool) -> Option<Candidate> {
         let index = self.index_of_best(wanted)?;
         Some(self.sorted[index].clone())
     }
 
-    /// The first candidate before `taken` that the trainer does not run.
+    /// The first candidate before `taken` that the trainer does not support.
     pub(super) fn faster_than(&self, taken: &Candidate) -> Option<Candidate> {
         let before = self.sorted.iter().take_while(|other| other.at != taken.at);
         let is_run = |candidate: &Candidate| candidate.at.parallel().is_ok();
@@ -101,7 +101,8 @@ impl<'a> Candidates<'a> {
         Some(found? - before?)
     }
 
-    /// Whether a candidate fits, by its programs if it has any. Its memory is theirs then.
+    /// Whether a candidate fits, by its programs if supported by the trainer. Sets the candidate's
+    /// memory to the programs' memory.
     fn fits(&mut self, index: usize) -> bool {
         let at = self.sorted[index].at;
         let programs = self.aids.programs.filter(|_| at.parallel().is_ok());
@@ -148,9 +149,11 @@ impl<'a> Candidates<'a> {
         false
     }
 
-    /// Simulates the best one until it was simulated before: then no other is estimated better.
+    /// Simulates the best candidate until it is already simulated: then no candidate has a better
+    /// estimate.
     ///
-    /// A simulation may take less time than was estimated: the first few are simulated before.
+    /// A simulation may be faster than its estimate, so a few candidates near the best are
+    /// simulated first.
     pub(super) fn simulate_best(&mut self) -> Result<Option<StepTime>, PlanError> {
         let mut simulated: Vec<(Strategy, StepTime)> = Vec::new();
         let passes = |at: &Strategy| at.pp * at.vpp * at.micro_batches;
@@ -179,7 +182,7 @@ impl<'a> Candidates<'a> {
         Ok(None)
     }
 
-    /// Simulates a candidate, and sorts it in anew.
+    /// Simulates a candidate and re-sorts it by the simulated time.
     fn simulate(&mut self, index: usize) -> Result<StepTime, PlanError> {
         let (rules, (gpu, fabric)) = (self.request.step_rules(), self.request.machines.parts());
         let candidate = self.sorted.remove(index);

@@ -1,4 +1,4 @@
-//! A plan for a cluster with everything that a reader of it wants to know, as data.
+//! A plan for a cluster, with all details, as data.
 
 use std::ops::Range;
 
@@ -10,39 +10,38 @@ use crate::schedule::{PipelineRun, orders, simulate};
 use crate::step_time::{StepTime, stage_times};
 use crate::{ModelShape, PlanError, ProgramBytes, Strategy};
 
-/// Passes of a pipeline that are simulated op by op, at most.
+/// Largest number of pipeline passes simulated op by op.
 const PASSES_MAX: usize = 2_000_000;
 
-/// What one stage of the pipeline holds and needs.
+/// Placement and memory of a pipeline stage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StagePlan {
     /// The stage, from 0.
     pub stage: usize,
-    /// Its ranks.
+    /// Ranks of the stage.
     pub ranks: Range<usize>,
-    /// The nodes that they are in.
+    /// Nodes of the ranks.
     pub nodes: Range<usize>,
-    /// Its layers.
+    /// Layers of the stage.
     pub layers: StageLayers,
-    /// Share of the pipeline's time in which it computes nothing; none where the pipeline is too
-    /// long to be simulated.
+    /// Idle share of the pipeline's time; `None` if the pipeline is too long for a simulation.
     pub idle: Option<f64>,
-    /// Memory of one of its ranks by what holds it.
+    /// Memory of a rank, by use.
     pub memory: StageMemory,
-    /// And by phase.
+    /// Memory of a rank, by phase.
     pub phases: [PhaseMemory; 4],
 }
 
-/// What a whole run takes.
+/// Time and cost of a whole run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunCost {
     /// Tokens of the run.
     pub tokens: f64,
     /// Hours.
     pub hours: f64,
-    /// Hours of all GPUs together.
+    /// GPU hours.
     pub gpu_hours: f64,
-    /// Their price, where a price is known.
+    /// Price of the GPU hours, if known.
     pub cost: Option<f64>,
 }
 
@@ -51,47 +50,46 @@ pub struct RunCost {
 pub struct ClusterPlan {
     /// The model.
     pub model: ModelShape,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub seq: usize,
-    /// Sequences of a step.
+    /// Sequences per step.
     pub global_batch: usize,
     /// Whether linear layers run in MXFP8.
     pub fp8: bool,
     /// GPUs and networks.
     pub machines: Machines,
-    /// How the model is divided.
+    /// Degrees of parallelism and other choices.
     pub strategy: Strategy,
-    /// Seconds of a step and of its parts.
+    /// Step time and its components.
     pub step: StepTime,
-    /// Tokens a second of all GPUs.
+    /// Tokens per second of all GPUs.
     pub tokens_per_s: f64,
-    /// The model's own FLOPs over the peak of the precision, 0 to 1.
+    /// MFU: model FLOPs relative to the peak of the precision, 0 to 1.
     pub mfu: f64,
-    /// Rows of the busiest expert rank over the mean, as the step's time takes it.
+    /// Rows of the busiest expert rank over the mean, as used in the step time.
     #[serde(default = "balanced")]
     pub expert_imbalance: f64,
-    /// Limits the pairs of an expert to so many times the even share. Without a limit no pair is
-    /// dropped.
+    /// Expert capacity as a multiple of an even share. Without a limit no pair is dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
-    /// Bytes of a GPU that may be used.
+    /// Usable bytes of a GPU.
     pub memory_limit_bytes: f64,
-    /// Each stage.
+    /// All stages.
     pub stages: Vec<StagePlan>,
     /// Groups of ranks.
     pub ranks: RankMap,
-    /// The whole run, where its tokens are known.
+    /// The whole run, if its tokens are known.
     pub run: Option<RunCost>,
-    /// Why the trainer does not run it yet; none if it is within the trainer's rules.
+    /// Why the trainer does not run the plan yet; `None` if the plan is within the trainer's rules.
     pub not_run_yet: Option<String>,
-    /// Whether its programs were lowered and fit: the trainer runs such a plan.
+    /// Whether the programs were lowered and fit: the trainer runs such a plan.
     #[serde(default)]
     pub is_lowered: bool,
-    /// The best plan that the trainer does not run, where this one was taken before it, and the
-    /// seconds of its step as the closed form predicts them.
+    /// The fastest plan, if unsupported by the trainer and this plan was taken instead, with
+    /// seconds per step by the closed form.
     #[serde(default)]
     pub faster: Option<(Strategy, f64)>,
-    /// What to look at.
+    /// Warnings with remedies.
     pub warnings: Vec<String>,
 }
 
@@ -100,7 +98,7 @@ fn balanced() -> f64 {
 }
 
 impl ClusterPlan {
-    /// The best plan of a search, for a run of `tokens` tokens.
+    /// The best plan of a search, for a run over `tokens` tokens.
     ///
     /// # Errors
     /// As [`super::search`].
@@ -145,7 +143,7 @@ impl ClusterPlan {
         })
     }
 
-    /// Takes the memory of programs, by stage, for that of the closed form.
+    /// Replaces the memory of the closed form by the memory of lowered programs, by stage.
     pub fn take_programs(&mut self, needed: &[ProgramBytes]) {
         for (stage, bytes) in self.stages.iter_mut().zip(needed) {
             stage.memory = bytes.of_stage(&stage.memory);
@@ -153,18 +151,18 @@ impl ClusterPlan {
         }
     }
 
-    /// Bytes of a GPU on the stage that needs most.
+    /// Bytes of a GPU on the fullest stage.
     pub fn memory_bytes(&self) -> f64 {
         self.stages.iter().map(|stage| stage.memory.device()).fold(0.0, f64::max)
     }
 
-    /// The stage that needs most of a GPU.
+    /// The stage with the most bytes of a GPU.
     pub fn fullest_stage(&self) -> Option<&StagePlan> {
         self.stages.iter().max_by(|a, b| a.memory.device().total_cmp(&b.memory.device()))
     }
 }
 
-/// The simulated pipeline of a strategy; none where it is too long.
+/// The simulated pipeline of a strategy; `None` if the pipeline is too long.
 pub(super) fn pipeline(
     request: &SearchRequest,
     at: &Strategy,

@@ -1,4 +1,4 @@
-//! The dimensions of the search, and values that are fixed or forbidden.
+//! The dimensions of the search, and pins: fixed or forbidden values.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,15 +14,15 @@ use crate::{ActivationRecompute, LayerSplit, PlanError, Strategy};
 pub enum Dimension {
     /// Pipeline stages.
     Pp,
-    /// Chunks of a stage.
+    /// Chunks per stage.
     Vpp,
-    /// Schedule, by its place in [`PipelineSchedule::ALL`].
+    /// Schedule, by index in [`PipelineSchedule::ALL`].
     Schedule,
-    /// How layers are divided over stages, by its place in [`crate::LayerSplit::ALL`].
+    /// Distribution of layers over stages, by index in [`crate::LayerSplit::ALL`].
     Split,
     /// Tensor-parallel ranks.
     Tp,
-    /// Whether the tensor-parallel ranks divide the sequence between the GEMMs.
+    /// Whether tensor-parallel ranks split the sequence between the GEMMs.
     Sp,
     /// Context-parallel ranks.
     Cp,
@@ -34,9 +34,9 @@ pub enum Dimension {
     Dp,
     /// ZeRO stage.
     Zero,
-    /// Sequences of a micro-batch.
+    /// Sequences per micro-batch.
     Mbs,
-    /// Recomputation, by its place in [`ActivationRecompute::ALL`].
+    /// Recomputation, by index in [`ActivationRecompute::ALL`].
     Recompute,
     /// Whether the optimizer is on the host.
     Offload,
@@ -45,7 +45,7 @@ pub enum Dimension {
 }
 
 impl Dimension {
-    /// All of them.
+    /// All dimensions.
     pub const ALL: [Dimension; 15] = [
         Dimension::Pp,
         Dimension::Vpp,
@@ -85,7 +85,7 @@ impl Dimension {
         }
     }
 
-    /// Its value in a plan.
+    /// The dimension's value in a plan.
     pub fn of(self, at: &Strategy) -> usize {
         match self {
             Dimension::Pp => at.pp,
@@ -106,7 +106,7 @@ impl Dimension {
         }
     }
 
-    /// Its value in a plan, as a pin has it.
+    /// The dimension's value in a plan, in the syntax of a pin.
     pub fn text_of(self, at: &Strategy) -> String {
         match self {
             Dimension::Schedule => at.schedule.name().to_string(),
@@ -123,27 +123,27 @@ impl fmt::Display for Dimension {
     }
 }
 
-/// A dimension held at a value: `tp=4`, or kept from it: `tp!=4`.
+/// A fixed value of a dimension, `tp=4`, or a forbidden value, `tp!=4`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pin {
     /// The dimension.
     pub dimension: Dimension,
     /// The value.
     pub value: usize,
-    /// Whether the value is the one that is forbidden.
+    /// Whether the value is forbidden.
     pub forbidden: bool,
 }
 
 impl Pin {
-    /// Whether a plan obeys it.
+    /// Whether a plan satisfies the pin.
     pub fn allows(&self, at: &Strategy) -> bool {
         (self.dimension.of(at) == self.value) != self.forbidden
     }
 
-    /// Forbids a dimension, `cp`, or a value of it, `cp=4`.
+    /// Forbids a dimension, `cp`, or a single value, `cp=4`.
     ///
     /// # Errors
-    /// A dimension that there is always some of, or text that is no pin.
+    /// A dimension without an off value, or text that is not a pin.
     pub fn forbid(text: &str) -> Result<Pin, PlanError> {
         if text.contains('=') {
             return Ok(Pin { forbidden: true, ..text.parse()? });
@@ -166,7 +166,7 @@ impl Pin {
 }
 
 impl fmt::Display for Pin {
-    /// As on the command line.
+    /// In the syntax of the command line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Pin { dimension, value, forbidden } = *self;
         let value = match dimension {

@@ -1,4 +1,4 @@
-//! The GPUs of a cluster and the networks between them, as a search needs them.
+//! The GPUs and networks of a cluster, as input of a search.
 
 use deepwell_probe::{Cluster, Gpu, Nodes, NumberFormat};
 use serde::{Deserialize, Serialize};
@@ -10,27 +10,27 @@ use crate::gpu_model::GpuModel;
 /// GPUs of one kind, their nodes and networks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machines {
-    /// What people call them.
+    /// Name of the cluster.
     pub name: String,
     /// The GPU.
     pub gpu: GpuModel,
-    /// GPUs.
+    /// Number of GPUs.
     pub gpus: usize,
-    /// GPUs of a node.
+    /// GPUs per node.
     pub node_gpus: usize,
     /// NVLink domains and the network between them.
     pub fabric: Fabric,
-    /// Networks that do not meet below their top.
+    /// Number of rails: networks connected only at the top level.
     pub rails: usize,
-    /// Price of a GPU for an hour.
+    /// Price of a GPU hour.
     pub price_per_gpu_hour: Option<f64>,
 }
 
-/// Numbers of domains up to which all are tried.
+/// Largest number of domains for which all smaller counts are tried.
 const COUNTS: usize = 16;
 
 impl Machines {
-    /// So many GPUs in NVIDIA's own systems: nodes of eight, or racks of Grace.
+    /// `gpus` GPUs in NVIDIA's own systems: nodes of eight GPUs, or Grace racks.
     pub fn of_gpus(gpu: GpuModel, gpus: usize) -> Machines {
         let (generation, domain_gpus, nic_gbps) = (gpu.generation, gpu.domain_gpus, gpu.nic_gbps);
         let node_gpus = if domain_gpus > 8 { 4 } else { 8 };
@@ -48,7 +48,7 @@ impl Machines {
     /// The GPUs of a cluster.
     ///
     /// # Errors
-    /// No GPUs, several kinds of them, GPUs without NVLink, or of which nothing is known.
+    /// No GPUs, several kinds of GPUs, GPUs without NVLink, or an unknown GPU.
     pub fn of_cluster(cluster: &Cluster) -> Result<Machines, PlanError> {
         let refuse = |expected: &str, got: String| PlanError::Request {
             what: "cluster",
@@ -102,15 +102,15 @@ impl Machines {
         })
     }
 
-    /// Nodes that `gpus` GPUs are in.
+    /// Number of nodes of `gpus` GPUs.
     pub fn nodes_of(&self, gpus: usize) -> usize {
         gpus.div_ceil(self.node_gpus.max(1))
     }
 
-    /// Numbers of GPUs that a search tries where it may use `most`: whole NVLink domains, or any
-    /// number within one. A number with fewer divisors may leave no plan as good as that of fewer
-    /// GPUs, so smaller ones are tried too, down to three quarters of `most`: up to sixteen domains
-    /// all, of more those with four binary digits.
+    /// Numbers of GPUs tried by a search with at most `most` GPUs: whole NVLink domains, or any
+    /// number within a domain. A number with few divisors may have worse plans than a smaller
+    /// number, so smaller numbers are tried too, down to three quarters of `most`: all numbers up
+    /// to sixteen domains, above only numbers of domains with four significant binary digits.
     pub fn counts(&self, most: usize) -> Vec<usize> {
         let unit = if most < self.fabric.domain_gpus { 1 } else { self.fabric.domain_gpus };
         let units = most / unit.max(1);
@@ -127,8 +127,8 @@ impl Machines {
 }
 
 impl GpuModel {
-    /// A GPU of a machine: its own peaks, memory and SMs, with the efficiencies of its generation.
-    /// None for those of which nothing is known.
+    /// A detected GPU: peaks, memory and SMs of the GPU itself, with the efficiencies of its
+    /// generation. `None` for unknown GPUs.
     pub fn of(gpu: &Gpu) -> Option<GpuModel> {
         let known = GpuModel::named(&gpu.name)?;
         let peak = |format, or: f64| gpu.peak_tflops(format).map_or(or, |peak| peak * 1e12);
@@ -180,7 +180,7 @@ mod tests {
         check(24, &[24]);
         check(64, &[64, 56]);
         check(88, &[88, 80, 72]);
-        // Of 17 domains themselves, and of even numbers.
+        // 17 domains are tried exactly, smaller numbers of domains only if even.
         check(136, &[136, 128, 120, 112, 104]);
         check(152, &[152, 144, 128, 120]);
         check(1024, &[1024, 960, 896, 832]);
@@ -208,7 +208,7 @@ mod tests {
         check(group(1, "h100-x8", 200), Err("got h100-x8 with other networks"));
     }
 
-    /// The peaks of the datasheets in the probe and those of the cost model are the same.
+    /// The datasheet peaks of the probe equal the peaks of the cost model.
     #[test]
     fn models_of_gpus_agree_with_the_probe() {
         for name in ["h100", "h200", "b200", "b300", "gb200", "gb300"] {
@@ -218,7 +218,7 @@ mod tests {
             let near = |a: f64, b: f64| (a / b - 1.0).abs() < 0.001;
             assert!(near(found.bf16_flops, known.bf16_flops), "{name}");
             assert!(near(found.fp8_flops, known.fp8_flops), "{name}");
-            // The driver keeps 615 MiB.
+            // The driver reserves 615 MiB.
             let used = 1.0 - found.memory_bytes / known.memory_bytes;
             assert!((0.0..0.01).contains(&used), "{name}: {used}");
             assert!(near(found.memory_bytes_per_s, known.memory_bytes_per_s), "{name}");

@@ -1,4 +1,4 @@
-//! Efficiencies of a machine's own measurements, as `deepwell probe --measure --json` writes them.
+//! Efficiencies measured on a machine, as written by `deepwell probe --measure --json`.
 
 use deepwell_probe::NumberFormat;
 use serde::Deserialize;
@@ -6,21 +6,21 @@ use serde::Deserialize;
 use super::Machines;
 use crate::gpu_model::GpuModel;
 
-/// What a machine measured of itself, as far as a plan reads it.
+/// Measurements of a machine, as far as a plan uses them.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct MachineMeasurements {
     /// Each GPU.
     #[serde(default)]
     pub gpus: Vec<GpuMeasurement>,
-    /// What is between them.
+    /// Links between the GPUs.
     #[serde(default)]
     pub links: LinkMeasurement,
 }
 
-/// What one GPU reaches.
+/// Measurements of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct GpuMeasurement {
-    /// GB/s of a copy in its memory, read and written bytes.
+    /// Memory copy bandwidth in GB/s, read and written bytes.
     #[serde(default)]
     pub copy_gbps: Option<f64>,
     /// GEMMs.
@@ -28,7 +28,7 @@ pub struct GpuMeasurement {
     pub gemms: Vec<GemmMeasurement>,
 }
 
-/// What one GEMM reaches.
+/// Measurement of a GEMM.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct GemmMeasurement {
     /// Format of the operands.
@@ -39,30 +39,30 @@ pub struct GemmMeasurement {
     pub tflops: f64,
 }
 
-/// What the links reach.
+/// Measurements of the links.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct LinkMeasurement {
-    /// Copies from each GPU to each other.
+    /// Copies between each pair of GPUs.
     #[serde(default)]
     pub copies: Vec<CopyMeasurement>,
 }
 
-/// What a copy from one GPU to another reaches.
+/// Measurement of a copy between two GPUs.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct CopyMeasurement {
     /// GB/s.
     pub gbps: f64,
-    /// Whether it goes from GPU to GPU.
+    /// Whether the copy is peer to peer.
     pub is_direct: bool,
 }
 
-/// Bandwidth of norms and activation functions over that of a copy: 80 of 88 % on the H200 that
-/// Hopper is calibrated on.
+/// Bandwidth of norms and activation functions relative to a copy: 80 of 88 % on the H200 used to
+/// calibrate Hopper.
 const KERNELS_OF_COPY: f64 = 0.80 / 0.88;
 
 impl Machines {
-    /// The same machines with what one of them measured in place of what its generation reaches.
-    /// The slowest GPU counts, as ranks wait for it; what was not measured stays.
+    /// Replaces the efficiencies of the GPU generation by measured values. The slowest GPU counts,
+    /// because ranks wait for it; values without a measurement stay.
     #[must_use]
     pub fn measured(mut self, measured: &MachineMeasurements) -> Machines {
         let of_format = |formats: &[NumberFormat]| {

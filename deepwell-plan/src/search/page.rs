@@ -1,4 +1,4 @@
-//! A plan for a cluster as a page to read, and what was not taken.
+//! Text report of a cluster plan and of the rejected plans.
 
 use std::fmt::{self, Write};
 
@@ -6,10 +6,10 @@ use super::{Candidate, ClusterPlan, Found, SearchRequest, StagePlan, WhatIf};
 use crate::Strategy;
 use crate::memory::{PhaseMemory, layout};
 
-/// Rows of the front that are shown for each number of GPUs.
+/// Rows of the front shown for each number of GPUs.
 const FRONT_MAX: usize = 6;
 
-/// A whole number with its digits in groups of three.
+/// Formats a whole number with digit groups of three.
 pub(super) fn grouped(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut text = String::new();
@@ -32,7 +32,7 @@ fn counted(count: usize, thing: &str) -> String {
     format!("{} {thing}{plural}", grouped(count as f64))
 }
 
-/// Whether its ranks are one, several, or too many for a table of stages.
+/// Formats a range of numbers: `-`, a single number, or `first-last`.
 fn range(range: &std::ops::Range<usize>) -> String {
     match range.len() {
         0 => "-".to_string(),
@@ -172,7 +172,7 @@ impl ClusterPlan {
         let mut rest = self.stages.as_slice();
         while let Some(first) = rest.first() {
             let alike = rest.iter().take_while(|other| same_figures(first, other)).count();
-            // Two rows are no longer than one that stands for both.
+            // Two rows are no longer than a row for both stages.
             let count = if alike > 2 { alike } else { 1 };
             writeln!(f, "{}", stage_row(&rest[..count]))?;
             rest = &rest[count..];
@@ -217,7 +217,7 @@ impl ClusterPlan {
     }
 }
 
-/// What a row says of a stage beside where it is.
+/// The figures of a stage in its row.
 fn figures(stage: &StagePlan) -> String {
     let [loaded, passes, optimizer, checkpoint] = &stage.phases;
     let gb = |bytes: f64| bytes / 1e9;
@@ -234,7 +234,7 @@ fn figures(stage: &StagePlan) -> String {
     )
 }
 
-/// Whether stages have as many layers in each chunk, and the same figures.
+/// Whether stages have chunks of equal sizes, and the same figures.
 fn same_figures(a: &StagePlan, b: &StagePlan) -> bool {
     let counts = |stage: &StagePlan| -> Vec<usize> {
         stage.layers.chunks.iter().map(std::ops::Range::len).collect()
@@ -242,7 +242,7 @@ fn same_figures(a: &StagePlan, b: &StagePlan) -> bool {
     counts(a) == counts(b) && figures(a) == figures(b)
 }
 
-/// A stage, or several that are alike.
+/// Row of a stage, or of several equal stages.
 fn stage_row(stages: &[StagePlan]) -> String {
     let (first, last) = (&stages[0], &stages[stages.len() - 1]);
     let layers = match first.layers.chunks.as_slice() {
@@ -259,7 +259,7 @@ fn stage_row(stages: &[StagePlan]) -> String {
     )
 }
 
-/// What a search did not take, and why; what one other number would do.
+/// Lists dropped plans with reasons, and the effects of changes to the request.
 pub fn explanation(found: &Found, numbers: &[WhatIf]) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
@@ -322,8 +322,7 @@ fn write_explanation(text: &mut String, found: &Found, numbers: &[WhatIf]) -> fm
 }
 
 impl Found {
-    /// Plans that no other is better than in time, memory, GPUs and cost together, least time
-    /// first.
+    /// Table of the Pareto front of time, memory, GPUs and cost, least time first.
     pub fn front_table(&self, request: &SearchRequest) -> String {
         let price = request.machines.price_per_gpu_hour;
         let cost = if price.is_some() { "cost" } else { "GPU hours" };

@@ -1,4 +1,4 @@
-//! A step as pictures: a trace, a time line, and the memory of each stage over time.
+//! Pictures of a step: a trace, a time line, and the memory of each stage over time.
 
 use std::fmt::Write;
 
@@ -9,19 +9,19 @@ use crate::PlanError;
 use crate::memory::{StageMemory, chunk_activation_bytes};
 use crate::schedule::{OpRun, Pass, PipelineRun};
 
-/// Ops of an SVG at most: larger ones are not shown by what shows SVG.
+/// Largest number of ops of an SVG: SVG viewers fail on larger ones.
 const SVG_OPS_MAX: usize = 200_000;
-/// Stages of a plot of memory at most.
+/// Largest number of stages in a memory plot.
 const PLOT_STAGES_MAX: usize = 64;
 
-/// A simulated step of a plan, to be drawn.
+/// A simulated step of a plan, for drawing.
 #[derive(Clone, Debug)]
 pub struct Pictures {
     run: PipelineRun,
-    /// Bytes that a stage's rank holds after each op, beside when that is.
+    /// For each stage, pairs of time and bytes of a rank after each op.
     memory: Vec<Vec<(f64, f64)>>,
     limit_bytes: f64,
-    /// What comes after the pipeline, in seconds.
+    /// Work after the pipeline, in seconds.
     tail: Vec<(&'static str, f64)>,
     title: String,
 }
@@ -30,7 +30,7 @@ impl Pictures {
     /// Simulates the step of a plan.
     ///
     /// # Errors
-    /// A pipeline that is too long to be simulated op by op.
+    /// A pipeline too long for a simulation.
     pub fn new(request: &SearchRequest, plan: &ClusterPlan) -> Result<Pictures, PlanError> {
         let at = plan.strategy;
         let Some(run) = cluster_plan::pipeline(request, &at)? else {
@@ -69,8 +69,8 @@ impl Pictures {
         })
     }
 
-    /// The step in the trace event format that `chrome://tracing` and Perfetto read: a thread for
-    /// each stage, what follows the pipeline, and the bytes of a rank of each stage as counters.
+    /// The step in the trace event format of `chrome://tracing` and Perfetto: a thread for each
+    /// stage, the work after the pipeline, and the bytes of a rank of each stage as counters.
     pub fn chrome_trace(&self) -> String {
         let mut events: Vec<Value> = self.run.trace_events(1.0);
         let mut start = self.run.makespan();
@@ -98,7 +98,7 @@ impl Pictures {
     /// The time line: a row for each stage, idle time left white.
     ///
     /// # Errors
-    /// More ops than what shows SVG can show.
+    /// More ops than SVG viewers can show.
     pub fn time_line_svg(&self) -> Result<String, PlanError> {
         let ops: usize = self.run.stages.iter().map(Vec::len).sum();
         if ops > SVG_OPS_MAX {
@@ -114,7 +114,7 @@ impl Pictures {
     /// Bytes of a rank over time: a plot for each stage, the limit as a dashed line.
     ///
     /// # Errors
-    /// More stages than a picture has room for, or more ops than what shows SVG can show.
+    /// Too many stages for a picture, or more ops than SVG viewers can show.
     pub fn memory_svg(&self) -> Result<String, PlanError> {
         const WIDTH: f64 = 1200.0;
         const HEIGHT: f64 = 90.0;
@@ -162,8 +162,8 @@ impl Pictures {
     }
 }
 
-/// Bytes of a rank after each op. Logits and gathered parameters are counted all the time, as they
-/// are in the peak.
+/// Bytes of a rank after each op. Logits and gathered parameters are counted at all times, as in
+/// the peak.
 fn over_time(memory: &StageMemory, chunks: &[f64], runs: &[OpRun]) -> Vec<(f64, f64)> {
     let base = memory.device() - memory.activations;
     let mut live = 0.0;
@@ -171,7 +171,7 @@ fn over_time(memory: &StageMemory, chunks: &[f64], runs: &[OpRun]) -> Vec<(f64, 
     for run in runs {
         let bytes = chunks.get(run.op.chunk as usize).copied().unwrap_or(0.0);
         match run.op.pass {
-            // There while the pass runs, gone when the last that reads it has ended.
+            // Live from the begin of the pass to the end of the last reader.
             Pass::Forward => {
                 live += bytes;
                 points.push((run.start, base + live));
@@ -219,7 +219,7 @@ mod tests {
         assert!(count("C") > 4);
     }
 
-    /// The highest point of each stage's plot is the peak of the plan's table.
+    /// The highest point of each stage's plot equals the peak in the plan's table.
     #[test]
     fn plots_reach_the_peak() {
         let (pictures, plan) = pictures();

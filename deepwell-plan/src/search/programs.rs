@@ -1,4 +1,4 @@
-//! What a search asks of the programs of plans within the trainer's rules.
+//! Memory of the lowered programs of plans within the trainer's rules.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,35 +8,35 @@ use crate::{ProgramBytes, ProgramMemory, Strategy};
 
 use super::SearchRequest;
 
-/// Programs of a model, by strategy. Those of few layers are lowered and extended
-/// ([`ProgramMemory`]); what whole programs came to can be said in return ([`Programs::refuse`]).
+/// Programs of a model, by strategy. Programs of a few layers are lowered and extrapolated
+/// ([`ProgramMemory`]); a plan whose whole programs fail can be excluded by [`Programs::refuse`].
 pub struct Programs<'a> {
     memory: ProgramMemory<'a>,
-    /// By strategy and limit of memory.
+    /// By strategy and memory limit.
     known: RefCell<HashMap<(Strategy, u64), Known>>,
     refused: RefCell<Vec<(Strategy, String)>>,
 }
 
 type Known = Result<Option<Vec<ProgramBytes>>, String>;
 
-/// Share of what is counted in one go that programs have at least: on one stream they keep less,
-/// and not all of what they keep grows with the micro-batch.
+/// Lower bound of a program's memory relative to the count for several streams: one stream keeps
+/// less, and not every kept buffer grows with the micro-batch.
 const AT_LEAST: f64 = 0.95;
 
-/// Why programs do not fit.
+/// Reason for dropping a plan whose programs do not fit.
 pub const PROGRAMS_TOO_LARGE: &str = "its programs need more memory than a GPU has";
 
 impl<'a> Programs<'a> {
-    /// Those that `memory` lowers.
+    /// Creates a cache over `memory`.
     pub fn new(memory: ProgramMemory<'a>) -> Programs<'a> {
         let (known, refused) = Default::default();
         Programs { memory, known, refused }
     }
 
-    /// What each stage of a plan needs, or why the trainer does not run it.
+    /// The bytes of each stage of a plan, or why the trainer does not run the plan.
     ///
     /// # Errors
-    /// The reason, in words.
+    /// The reason as text.
     pub fn needed(
         &self,
         request: &SearchRequest,
@@ -57,12 +57,12 @@ impl<'a> Programs<'a> {
         needed?.ok_or_else(|| PROGRAMS_TOO_LARGE.to_string())
     }
 
-    /// Whole programs of a plan did not do: another one has to.
+    /// Excludes a plan whose whole programs failed, so that another plan is taken.
     pub fn refuse(&self, at: Strategy, why: String) {
         self.refused.borrow_mut().push((at, why));
     }
 
-    /// Bytes that the fullest of a plan's programs has at least.
+    /// Lower bound of the bytes of the plan's fullest program.
     pub(super) fn at_least(&self, request: &SearchRequest, at: &Strategy) -> f64 {
         let rules = request.memory_rules();
         let stage = stage_memory_estimate(&request.shape, at, &rules, request.seq, 0);

@@ -1,4 +1,4 @@
-//! Which ranks form which groups, and how groups lie in nodes and NVLink domains.
+//! The groups of ranks, and their placement on nodes and NVLink domains.
 //!
 //! Ranks are numbered with tensor parallelism innermost, then context, data, pipeline:
 //! `rank = ((stage · dp + data) · cp + context) · tp + tensor`. The experts' grid folds the ranks
@@ -11,25 +11,25 @@ use serde::{Deserialize, Serialize};
 use super::Machines;
 use crate::Strategy;
 
-/// Ranks of a group that are listed at most.
+/// Most ranks listed for a group.
 const LISTED_MAX: usize = 8;
 
-/// Groups of one kind: all have the same shape.
+/// All groups of a kind, equal in shape.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankGroup {
-    /// What the ranks do together: `tensor`, `context`, `data`, `pipeline`, `expert`, ...
+    /// Kind of parallelism: `tensor`, `context`, `data`, `pipeline`, `expert`, ...
     pub name: String,
-    /// Ranks of a group.
+    /// Ranks per group.
     pub size: usize,
-    /// Groups of the kind.
+    /// Number of groups.
     pub count: usize,
-    /// From one rank of a group to the next.
+    /// Distance between consecutive ranks of a group.
     pub stride: usize,
-    /// NVLink domains that the group of rank 0 reaches into.
+    /// NVLink domains spanned by the group of rank 0.
     pub domains: usize,
-    /// Nodes that it reaches into.
+    /// Nodes spanned by the group of rank 0.
     pub nodes: usize,
-    /// Rails that its ranks are on.
+    /// Rails used by the ranks of the group.
     #[serde(default)]
     pub rails: usize,
 }
@@ -42,7 +42,7 @@ impl RankGroup {
     }
 }
 
-/// Where a rank is in each grid, every place from 0.
+/// Coordinates of a rank in each grid, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankPlace {
     /// Pipeline stage.
@@ -53,7 +53,7 @@ pub struct RankPlace {
     pub context: usize,
     /// Place in the tensor-parallel group.
     pub tensor: usize,
-    /// Place among ranks that hold the same experts.
+    /// Place among ranks with the same experts.
     pub expert_data: usize,
     /// Place in the expert-parallel group.
     pub expert: usize,
@@ -80,18 +80,18 @@ impl RankPlace {
 /// The groups of a strategy on its machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankMap {
-    /// Ranks of an NVLink domain.
+    /// Ranks per NVLink domain.
     pub domain_ranks: usize,
-    /// Ranks of a node.
+    /// Ranks per node.
     pub node_ranks: usize,
     /// Groups of more than one rank.
     pub groups: Vec<RankGroup>,
-    /// The place of each rank, where there are few enough to be listed: 64.
+    /// Coordinates of each rank, for at most 64 ranks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub places: Vec<RankPlace>,
 }
 
-/// Ranks that a map lists one by one, at most.
+/// Most ranks listed individually by a map.
 const PLACES_MAX: usize = 64;
 
 impl RankMap {
@@ -110,7 +110,7 @@ impl RankMap {
             ("pipeline", at.pp, at.tp * at.cp * at.dp),
         ];
         let group = |(name, size, stride): (&str, usize, usize)| {
-            // Ranks that are `stride` apart: those of a domain lie one behind the other.
+            // Ranks are `stride` apart, and the ranks of a domain are contiguous.
             let reaches = |ranks: usize| {
                 let per = (ranks / stride).max(1);
                 size.div_ceil(per)
@@ -130,7 +130,7 @@ impl RankMap {
             }
         };
         let is_group = |(name, size, _): &(&str, usize, usize)| {
-            // With the ring of keys and values of nobody it is the data-parallel group again.
+            // Without context parallelism the optimizer group equals the data-parallel group.
             *size > 1 && !(*name == "optimizer" && at.cp == 1)
         };
         let places = if gpus <= PLACES_MAX { gpus } else { 0 };
@@ -176,8 +176,8 @@ impl fmt::Display for RankMap {
         if self.groups.is_empty() {
             writeln!(f, "  none: there is one rank")?;
         }
-        // Columns of the dimensions that divide the ranks. Where each would hold the rank's own
-        // number, a table says nothing.
+        // Columns are the dimensions of degree above one. If every column equals the rank, no table
+        // is printed.
         if self.places.len() > 1 {
             let columns: [(&str, PlaceOf); 5] = [
                 ("stage", |place| place.stage),
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
     use crate::gpu_model::GpuModel;
 
-    /// Every group, made of the places of all ranks, is what the map says of it.
+    /// Every group matches the coordinates of all ranks.
     #[test]
     fn groups_are_those_of_the_places() {
         let check = |at: Strategy| {
@@ -224,7 +224,7 @@ mod tests {
             let map = RankMap::new(&at, &machines);
             let all: Vec<RankPlace> = (0..at.gpus()).map(|rank| RankPlace::of(&at, rank)).collect();
             for group in &map.groups {
-                // Ranks whose place differs from that of rank 0 in this dimension only.
+                // Ranks whose coordinates differ from rank 0 in this dimension only.
                 let same = |place: &RankPlace| {
                     let zero = &all[0];
                     let attention = |but: fn(&mut RankPlace)| {

@@ -1,4 +1,4 @@
-//! Another cluster for a model that trains already: what changes, and which states move.
+//! Moves a model in training to another cluster: changed dimensions, and bytes of states to move.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,39 +11,39 @@ use super::{ClusterPlan, Dimension};
 use crate::memory::StageLayers;
 use crate::{ModelShape, Strategy};
 
-/// Bytes of a parameter that a rank cannot make again: FP32 master weight and two moments.
+/// Bytes of training state per parameter: FP32 master weight and two moments.
 const STATE_BYTES: f64 = 12.0;
 
-/// A dimension that another cluster changes.
+/// A dimension with another value on the new cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Change {
     /// The dimension.
     pub dimension: Dimension,
-    /// Its value now.
+    /// Value before.
     pub from: String,
-    /// Its value then.
+    /// Value after.
     pub to: String,
 }
 
-/// What moves from one plan to another.
+/// The state to move from a plan to another.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Moves {
     /// Dimensions with another value.
     pub changes: Vec<Change>,
-    /// Master weights and moments that the ranks of the new plan hold together, in bytes.
+    /// Master weights and moments held by the ranks of the new plan together, in bytes.
     pub state_bytes: f64,
-    /// Of these, what is not on the same GPU already.
+    /// Bytes of these states to be moved to another GPU.
     pub moved_bytes: f64,
-    /// Most that one rank has to receive.
+    /// Most bytes received by a single rank.
     pub rank_bytes_max: f64,
-    /// Seconds of that over the rank's own NIC; none without a network between nodes.
+    /// Seconds of this transfer over the rank's own NIC; `None` without a network between nodes.
     pub seconds: Option<f64>,
     /// Seconds of a step before and after.
     pub step_seconds: (f64, f64),
 }
 
-/// Says what moves from `now` to `then`. The GPUs of the smaller plan are taken to be the first of
-/// the larger: rank `r` stays where it is.
+/// Computes the state to move from `now` to `then`. The GPUs of the smaller plan are assumed to be
+/// the first GPUs of the larger: rank `r` stays in place.
 pub fn replan(now: &ClusterPlan, then: &ClusterPlan) -> Moves {
     let changes = Dimension::ALL
         .into_iter()
@@ -87,8 +87,8 @@ pub fn replan(now: &ClusterPlan, then: &ClusterPlan) -> Moves {
     }
 }
 
-/// Parameters that two stages have in common, `[stage of a][stage of b]`: those of all tokens, and
-/// routed experts.
+/// Parameters common to two stages, `[stage of a][stage of b]`: dense parameters, and routed
+/// experts.
 fn common_parameters(shape: &ModelShape, a: &Strategy, b: &Strategy) -> Vec<Vec<(f64, f64)>> {
     let stages = |at: &Strategy| -> Vec<StageLayers> {
         (0..at.pp).map(|stage| StageLayers::of(shape, at, stage)).collect()
@@ -119,7 +119,7 @@ fn meet(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     a.start.max(b.start)..a.end.min(b.end)
 }
 
-/// Parameters whose states two ranks both hold.
+/// Number of parameters whose states are on both ranks.
 fn shared(
     common: &[Vec<(f64, f64)>],
     (a, in_a): (&Strategy, &RankPlace),
@@ -133,7 +133,7 @@ fn shared(
         let (a, b) = (part(a), part(b));
         (a.1.min(b.1) - a.0.max(b.0)).max(0.0)
     };
-    // Which slice of the optimizer's states: all of them without ZeRO.
+    // Slice of the optimizer states: everything without ZeRO.
     let slice = |at: &Strategy, place: usize, parts: usize| {
         if at.zero > 0 { (place, parts) } else { (0, 1) }
     };
@@ -183,8 +183,8 @@ impl fmt::Display for Moves {
 mod tests {
     use super::*;
 
-    /// Every rank of a plan holds its states once: together they are those of the model, times the
-    /// replicas that there are without ZeRO.
+    /// The states of all ranks together are the states of the model, times the number of replicas
+    /// (one with ZeRO).
     #[test]
     fn states_are_held_as_often_as_there_are_replicas() {
         let shape = ModelShape::known("mixtral-8x7b").unwrap();
@@ -232,9 +232,9 @@ mod tests {
         };
         let dp = |dp: usize| Strategy { dp, ..zero };
         check(dp(8), dp(8), 0.0);
-        // Of the halves, the first rank has its first quarter already; the second has nothing.
+        // Of its half, the first rank already has the first quarter; the second has nothing.
         check(dp(4), dp(2), 0.75);
-        // Without ZeRO every rank has it all.
+        // Without ZeRO every rank holds all states.
         check(Strategy { zero: 0, ..dp(4) }, Strategy { zero: 0, ..dp(2) }, 0.0);
         check(Strategy { zero: 0, ..dp(2) }, Strategy { zero: 0, ..dp(4) }, 0.5);
         check(Strategy { tp: 2, ..zero }, Strategy { tp: 1, ..zero }, 0.5);

@@ -1,4 +1,4 @@
-//! What is searched for.
+//! The request of a search.
 
 use serde::Serialize;
 
@@ -12,14 +12,14 @@ use super::{Machines, Pin};
 /// on two H100s (`benchmarks/ranks_h100_2026-11-27.md`).
 const TP_EXPOSED: f64 = 0.86;
 
-/// Model, batch, machines, and what is fixed.
+/// Model, batch, machines, and fixed values.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SearchRequest {
     /// The model.
     pub shape: ModelShape,
-    /// Tokens of a sequence.
+    /// Tokens per sequence.
     pub seq: usize,
-    /// Sequences of a step.
+    /// Sequences per step.
     pub global_batch: usize,
     /// Numbers of GPUs to try.
     pub gpus: Vec<usize>,
@@ -27,35 +27,33 @@ pub struct SearchRequest {
     pub machines: Machines,
     /// Memory rules.
     pub memory: MemoryRules,
-    /// Context and NCCL of a rank among others, outside of the allocator.
+    /// Bytes of CUDA context and NCCL of a rank in a group, outside of the allocator.
     pub outside_bytes: f64,
-    /// Memory that a GPU may use; none is what [`usable_bytes`](crate::usable_bytes) leaves of the
-    /// free one.
+    /// Usable bytes of a GPU; `None` for [`usable_bytes`](crate::usable_bytes) of the GPU's memory.
     pub gpu_memory_bytes: Option<f64>,
     /// Fixed or forbidden values.
     pub pins: Vec<Pin>,
-    /// Whether linear layers run in MXFP8; in BF16 if not.
+    /// Whether linear layers run in MXFP8 instead of BF16.
     pub fp8: bool,
-    /// Rows of the busiest expert rank over the mean, of time and of memory.
+    /// Rows of the busiest expert rank over the mean, for time and memory.
     pub expert_imbalance: f64,
-    /// Limits the pairs of an expert to so many times the even share. Without a limit no pair is
-    /// dropped.
+    /// Expert capacity as a multiple of an even share. Without a limit no pair is dropped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
-    /// Whether the trainer has to run the plan.
+    /// Whether the trainer has to support the plan.
     pub by_trainer: ByTrainer,
 }
 
-/// Whether the trainer has to run the plan that is taken ([`Strategy::parallel`]).
+/// Whether the trainer has to support the chosen plan ([`Strategy::parallel`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ByTrainer {
-    /// The plan of the least time is taken, whoever runs it.
+    /// Takes the plan with the least time, even if unsupported.
     #[default]
     Whatever,
-    /// A plan that the trainer runs is taken before all others.
+    /// Prefers plans supported by the trainer to all others.
     First,
-    /// No other plan is taken.
+    /// Takes only supported plans.
     Only,
 }
 
@@ -84,22 +82,22 @@ impl SearchRequest {
         }
     }
 
-    /// Bytes that a GPU may use.
+    /// Usable bytes of a GPU.
     pub fn memory_limit_bytes(&self) -> f64 {
         self.gpu_memory_bytes
             .unwrap_or_else(|| usable_bytes(self.machines.gpu.memory_bytes as u64) as f64)
     }
 
-    /// Bytes outside of the allocator on a GPU of `gpus`: NCCL where there is someone to talk to.
+    /// Bytes outside of the allocator on a GPU of `gpus`: NCCL only for more than one GPU.
     pub(crate) fn outside_bytes_among(&self, gpus: usize) -> f64 {
         if gpus > 1 { self.outside_bytes } else { self.outside_bytes.min(CONTEXT_BYTES) }
     }
 
-    /// How Deepwell's own steps run.
+    /// The rules of Deepwell's own steps.
     pub fn step_rules(&self) -> StepRules {
         StepRules {
             fp8: self.fp8,
-            // With a capacity, ranks send the rows that they keep.
+            // With a capacity factor, ranks send only the kept rows.
             expert_gather: self.capacity_factor.is_none(),
             loss_traffic: (8.0, 6.0),
             own_attention: true,
@@ -114,7 +112,7 @@ impl SearchRequest {
     }
 
     /// The memory rules with the compute copies of the precision: rowwise and columnwise data with
-    /// their scales in MXFP8.
+    /// scales in MXFP8.
     pub(crate) fn memory_rules(&self) -> MemoryRules {
         let copies = 2.0 * (1.0 + 1.0 / 32.0);
         let parameter_bytes = if self.fp8 { copies } else { self.memory.parameter_bytes };
@@ -128,7 +126,7 @@ impl SearchRequest {
         step_time_estimate(&self.shape, at, gpu, fabric, &rules, self.seq)
     }
 
-    /// Tokens of a step.
+    /// Tokens per step.
     pub fn tokens(&self) -> f64 {
         (self.seq * self.global_batch) as f64
     }

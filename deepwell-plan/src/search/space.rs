@@ -1,15 +1,15 @@
-//! The combinations, each with what forbids it.
+//! Enumerates the combinations, with reasons for the impossible ones.
 
 use crate::schedule::PipelineSchedule;
 use crate::{ActivationRecompute, LayerSplit, Strategy};
 
 use super::{Dimension, SearchRequest};
 
-/// Stages and chunks at most: beyond them bubbles and messages eat what they win.
+/// Limits on stages and chunks: above them bubbles and messages outweigh the gain.
 const PP_MAX: usize = 64;
 const VPP_MAX: usize = 8;
 const CP_MAX: usize = 16;
-/// Enough tokens for any kernel, of the smallest models too.
+/// Enough tokens for any kernel, even of the smallest models.
 const MICRO_BATCH_MAX: usize = 64;
 
 fn divisors(of: usize, most: usize) -> Vec<usize> {
@@ -20,13 +20,13 @@ fn powers_of_two(most: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(1), |size| Some(size * 2)).take_while(move |size| *size <= most)
 }
 
-/// Whether `size` of a dimension passes the pins, so that whole branches need not be walked.
+/// Whether the pins allow `size`, so that whole branches can be skipped.
 pub(super) fn pinned(request: &SearchRequest, dimension: Dimension, size: usize) -> bool {
     let mut pins = request.pins.iter().filter(|pin| pin.dimension == dimension);
     pins.all(|pin| (pin.value == size) != pin.forbidden)
 }
 
-/// `values`, and those that a pin asks for.
+/// Returns `values` and the pinned values of the dimension.
 fn with_pinned(
     request: &SearchRequest,
     dimension: Dimension,
@@ -41,9 +41,9 @@ fn with_pinned(
     values
 }
 
-/// Calls `visit` with every combination, and the reason why one cannot be.
+/// Calls `visit` with every combination, and the reason if a combination is impossible.
 ///
-/// A branch that cannot hold a plan is visited once, with the degrees that are known by then.
+/// A branch without possible plans is visited once, with the degrees chosen so far.
 pub(super) fn for_each(
     request: &SearchRequest,
     visit: &mut dyn FnMut(Strategy, Option<&'static str>),
@@ -201,7 +201,7 @@ fn with_schedule(
         };
         let choices = schedules.iter().flat_map(|of| splits.iter().map(move |split| (*of, *split)));
         for (schedule, split) in choices {
-            // Nobody has measured an optimizer on the host: it has to be asked for.
+            // An optimizer on the host has not been measured, so a pin has to request it.
             let offload = !pinned(request, Dimension::Offload, 0);
             let at = Strategy { vpp, schedule, split, offload, ..at };
             if at.pp > 1 && at.micro_batches < at.pp {

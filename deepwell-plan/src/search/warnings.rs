@@ -1,12 +1,12 @@
-//! What of a plan its reader should look at, each with what would cure it.
+//! Warnings about a plan, each with a remedy.
 
 use super::page::grouped;
 use super::{BUBBLE_MAX, Found, SearchRequest};
 use crate::Strategy;
 
-/// Largest multiple of the batch that is tried against a bubble.
+/// Largest multiple of the batch tried against a bubble.
 const BATCHES_MAX: usize = 64;
-/// Share of the memory above which a plan has little room left.
+/// Share of the memory limit above which a plan is nearly full.
 const FULL: f64 = 0.98;
 
 /// The warnings of a found plan.
@@ -35,9 +35,9 @@ pub(super) fn of(request: &SearchRequest, found: &Found) -> Vec<String> {
     warnings
 }
 
-/// A batch that the GPUs do not divide, with the two next to it that they do.
+/// Warns if the GPUs do not divide the batch, and names the two nearest batches that they divide.
 ///
-/// Where there are fewer sequences than GPUs, it is about the most GPUs that could have a sequence
+/// With fewer sequences than GPUs, the warning is about the largest number of GPUs with a sequence
 /// each.
 fn indivisible_batch(request: &SearchRequest, gpus: usize) -> Option<String> {
     let batch = request.global_batch;
@@ -57,7 +57,7 @@ fn indivisible_batch(request: &SearchRequest, gpus: usize) -> Option<String> {
     ))
 }
 
-/// The bubble with the changes that would make it small.
+/// Warns of the bubble and lists the changes that make it small.
 fn bubble(request: &SearchRequest, found: &Found) -> String {
     let at = &found.best.at;
     let mut cures = Vec::new();

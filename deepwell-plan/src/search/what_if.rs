@@ -1,4 +1,4 @@
-//! What one other number of a request would do.
+//! Effects of single changes to a request.
 
 use serde::Serialize;
 
@@ -6,22 +6,22 @@ use super::{Found, SearchAids, SearchRequest, search_with};
 use crate::collectives::Fabric;
 use crate::{PlanError, Strategy};
 
-/// A request with one other number.
+/// A request with a single change.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WhatIf {
-    /// Which number, and what it is then.
+    /// The changed number and its new value.
     pub change: String,
-    /// The best plan then; none where nothing would fit.
+    /// The best plan for the changed request; `None` if no plan fits.
     pub best: Option<(Strategy, f64)>,
-    /// Its time for a token over that of now, less 1.
+    /// Relative change of the time per token.
     pub time_change: Option<f64>,
 }
 
-/// Searches with the network and with NVLink at half and twice their rates, with a fifth less and
-/// more memory, with twice the batch, with experts twice as far from balance, and with linear
-/// layers in the other precision.
+/// Searches with network and NVLink at half and twice their rates, with 20 % less and more memory,
+/// with twice the batch, with twice the imbalance of experts, and with linear layers in the other
+/// precision.
 ///
-/// `aids` are the aids of the search. The other precision is searched without programs.
+/// `aids` are the aids of the original search. The other precision is searched without programs.
 ///
 /// # Errors
 /// Errors of [`search_with`], except for a search without a plan that fits.
