@@ -1,10 +1,10 @@
 //! Memory of the programs of a plan, by lowering a few of its layers.
 //!
-//! Each layer of a kind adds as much to a program as the one before it: to the values that outlive
-//! a step, and to the activations that a micro-batch in flight keeps. So a stage's program is
-//! lowered with one or two layers of each kind, and once more with one layer more of each; from
-//! there its parts are extended to all layers, and to the micro-batches in flight. What is lowered
-//! does not depend on the length of the pipeline, and is kept for other plans.
+//! Every layer of a kind adds the same bytes to a program: persistent values, and activations kept
+//! by each micro-batch in flight. So a stage's program is lowered with a few layers of each kind,
+//! and once more with additional layers of each kind; the differences are extrapolated to all
+//! layers and to the micro-batches in flight. The lowered programs do not depend on the length of
+//! the pipeline, and are cached for other plans.
 
 mod few_layers;
 mod parts;
@@ -28,23 +28,23 @@ use crate::schedule::{handovers, in_flight};
 use crate::stages::orders_of;
 use crate::{ModelShape, Parallel, Plan, PlanError, PlanRequest, Strategy};
 
-/// Micro-batches for each stage after which a schedule has reached its most in flight.
+/// Micro-batches per stage after which a schedule has reached its maximum in flight.
 const MICRO_BATCHES_OF_STAGE: usize = 4;
 
-/// What programs are lowered for.
+/// Lowers programs of few layers, and caches their memory.
 pub struct ProgramMemory<'a> {
     /// The model.
     pub graph: &'a Graph,
-    /// Sequences, policy and optimizer; micro-batch and recomputation are those of each plan.
+    /// Sequences, policy and optimizer; micro-batch and recomputation are given by each plan.
     pub request: &'a PlanRequest,
     /// The kernels.
     pub catalog: &'a dyn KernelCatalog,
-    /// The device of a rank that is alone.
+    /// The device of a single rank.
     pub alone: Target,
-    /// The device of a rank among others.
+    /// The device of a rank in a group.
     pub among_ranks: Target,
     kinds: Vec<usize>,
-    /// By the layers that are kept.
+    /// Models with few layers, by the layers kept.
     models: RefCell<HashMap<Vec<usize>, Rc<FewLayersModel>>>,
     lowered: RefCell<HashMap<Key, Rc<LoweredStages>>>,
     known: RefCell<HashMap<(Key, bool), Known>>,
@@ -53,15 +53,15 @@ pub struct ProgramMemory<'a> {
 
 type Known = Result<Rc<Growth>, Rc<PlanError>>;
 
-/// Stages and their schedule alone, and micro-batches.
+/// Pipeline degrees and schedule only, and micro-batches.
 type Pipeline = (Parallel, usize);
 
-/// What the programs of few layers depend on.
+/// Everything that determines the programs of few layers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Key {
     parallel: Parallel,
     stage: usize,
-    /// Layers of each kind of each chunk.
+    /// Number of layers of each kind, for each chunk.
     chunks: Vec<Vec<usize>>,
     micro_batch: usize,
     micro_batches: usize,
@@ -70,16 +70,16 @@ struct Key {
     growing: Vec<Option<More>>,
 }
 
-/// A stage with few layers, and what one more of each kind adds.
+/// Memory of a stage with few layers, and the increase for additional layers of each kind.
 struct Growth {
     base: Parts,
-    /// Its layers of each kind, by chunk.
+    /// The stage's layers of each kind, by chunk.
     layers: Vec<Vec<usize>>,
-    /// By kind: further layers, and the parts with them.
+    /// For each kind: the additional layers, and the memory with these.
     more: Vec<Option<(More, Parts)>>,
 }
 
-/// A stage with few layers, lowered, and with one more of each kind.
+/// Programs of a stage with few layers, and with additional layers of each kind.
 struct LoweredStages {
     base: LoweredStage,
     layers: Vec<Vec<usize>>,
@@ -92,7 +92,7 @@ struct FewLayersModel {
     policy: PrecisionPolicy,
 }
 
-/// What a program was lowered from, for the same all in BF16.
+/// Inputs of a lowered program, reused to lower the BF16 fallback.
 struct LoweredStage {
     model: Rc<FewLayersModel>,
     differentiated: Rc<Differentiated>,
@@ -102,7 +102,7 @@ struct LoweredStage {
 }
 
 impl<'a> ProgramMemory<'a> {
-    /// Memory of programs of `graph` on `among_ranks`, or on `alone` where there is one rank.
+    /// Memory of programs of `graph` on `among_ranks`, or on `alone` for a single rank.
     pub fn new(
         graph: &'a Graph,
         request: &'a PlanRequest,
@@ -125,10 +125,10 @@ impl<'a> ProgramMemory<'a> {
         }
     }
 
-    /// The plan that the trainer runs for a strategy.
+    /// The trainer's plan for a strategy.
     ///
     /// # Errors
-    /// What the trainer does not run, as [`Strategy::parallel`].
+    /// A strategy unsupported by the trainer, as [`Strategy::parallel`].
     pub fn plan_of(&self, shape: &ModelShape, at: &Strategy) -> Result<Plan, PlanError> {
         let parallel = at.parallel()?;
         let recompute = at.recompute.of_trainer();
@@ -138,11 +138,12 @@ impl<'a> ProgramMemory<'a> {
         Ok(Plan { parallel, recompute, micro_batch, micro_batches, stages, ..base })
     }
 
-    /// What the first rank of each stage of a strategy needs, if that is within `limit_bytes`.
-    /// On a device with streams the plan is taken with one where it needs more with several.
+    /// Bytes of the first rank of each stage of a strategy; `None` if a stage exceeds
+    /// `limit_bytes`. On a device with streams, one stream is used if several streams exceed the
+    /// limit.
     ///
     /// # Errors
-    /// What the trainer does not run, or a model that does not lower so.
+    /// A strategy unsupported by the trainer, or a model without lowerable programs.
     pub fn of_strategy(
         &self,
         shape: &ModelShape,
@@ -150,7 +151,7 @@ impl<'a> ProgramMemory<'a> {
         limit_bytes: u64,
     ) -> Result<Option<Vec<ProgramBytes>>, PlanError> {
         let plan = self.plan_of(shape, at)?;
-        // The least first: most that are asked for do not fit.
+        // Smallest memory first: most requested plans do not fit.
         let one_stream = Plan { one_stream: true, ..plan.clone() };
         if self.within(&one_stream, limit_bytes, false)?.is_none() {
             return Ok(None);
@@ -164,9 +165,8 @@ impl<'a> ProgramMemory<'a> {
         self.within(&one_stream, limit_bytes, true)
     }
 
-    /// Bytes that live within a step on the first stage of a strategy, of its layers alone, with
-    /// room for GEMMs that fall back to BF16. It is quick to tell, as the programs for it are those
-    /// of all plans that divide layers alike.
+    /// Transient bytes of the layers on the first stage of a strategy, with room for BF16 fallback.
+    /// Fast, because all plans with the same division of layers share the programs.
     ///
     /// # Errors
     /// As [`ProgramMemory::of_strategy`].
@@ -177,13 +177,13 @@ impl<'a> ProgramMemory<'a> {
         }
         let plan = self.plan_of(shape, at)?;
         let Parallel { context, tensor, expert, .. } = plan.parallel;
-        // The fewest ranks that divide layers so.
+        // The fewest ranks with this division of layers.
         let data = (context..=context * expert)
             .step_by(context)
             .find(|data| (data * tensor).is_multiple_of(expert));
         let data = data.unwrap_or(context * expert);
         let parallel = Parallel { context, tensor, expert, pipeline: 3, ..Parallel::data(data) };
-        // A stage of the middle, which keeps nothing for the embedding or the head.
+        // A middle stage, without embedding and head.
         let parts = |own: usize| -> Result<Rc<Growth>, PlanError> {
             let first = (layers - own) / 2;
             let stages = vec![first, own, layers - own - first];
@@ -202,7 +202,7 @@ impl<'a> ProgramMemory<'a> {
         Ok(parts.within_step(&InFlight { slots, places: 0 }) as f64 * plan.micro_batch as f64)
     }
 
-    /// `with_fallback` adds room for GEMMs that fall back to BF16.
+    /// `with_fallback` adds room for GEMMs with BF16 fallback.
     fn within(
         &self,
         plan: &Plan,
@@ -227,7 +227,7 @@ impl<'a> ProgramMemory<'a> {
         if parallel.is_single() { &self.alone } else { &self.among_ranks }
     }
 
-    /// How much is in flight on each stage.
+    /// Micro-batches and received messages in flight on each stage.
     fn in_flight(&self, plan: &Plan) -> Result<Rc<Vec<InFlight>>, PlanError> {
         let Parallel { pipeline, chunks, schedule, .. } = plan.parallel;
         let micro_batches = plan.micro_batches.min(MICRO_BATCHES_OF_STAGE * pipeline);
@@ -241,7 +241,7 @@ impl<'a> ProgramMemory<'a> {
             _ => handovers(&orders, chunks)?.iter().map(|handover| handover.places).collect(),
         };
         let of_stage = |(order, &places): (&Vec<_>, &usize)| {
-            // One stage runs a micro-batch whole before the next.
+            // A single stage completes each micro-batch before the next.
             let slots = if pipeline == 1 { 1 } else { in_flight(order).max(1) };
             InFlight { slots, places }
         };
@@ -284,7 +284,8 @@ impl<'a> ProgramMemory<'a> {
         })
     }
 
-    /// Most plans do not fit, and need no room for fallbacks: their programs are lowered later.
+    /// Programs of few layers, cached. Most plans do not fit anyway, so fallbacks are lowered
+    /// later.
     fn lowered(
         &self,
         plan: &Plan,
@@ -307,7 +308,7 @@ impl<'a> ProgramMemory<'a> {
         Ok(lowered)
     }
 
-    /// Lowers a stage with few layers, and further ones of a kind.
+    /// Lowers a stage with few layers, and additional layers of a kind.
     fn lower(
         &self,
         plan: &Plan,
@@ -341,7 +342,7 @@ impl<'a> ProgramMemory<'a> {
 }
 
 impl LoweredStage {
-    /// The program all in BF16, where anything is quantized.
+    /// The program all in BF16, if any tensor is quantized.
     fn fallback(&self, catalog: &dyn KernelCatalog) -> Result<Option<Program>, PlanError> {
         let LoweredStage { model, differentiated, plan, target, program } = self;
         let Some(in_bf16) = fallback_plan(plan, program) else { return Ok(None) };
@@ -352,7 +353,7 @@ impl LoweredStage {
 }
 
 impl LoweredStages {
-    /// The parts of the programs, with room for fallbacks if that is asked for.
+    /// The memory of the programs, with room for fallbacks if requested.
     fn growth(
         &self,
         catalog: &dyn KernelCatalog,
@@ -375,7 +376,7 @@ impl LoweredStages {
 }
 
 impl Growth {
-    /// The parts of a stage with all layers of its chunks.
+    /// The memory of a stage with all layers of its chunks.
     fn extended(&self, chunks: &Chunks) -> Parts {
         let mut parts = self.base.clone();
         let kept = |counts: &[usize]| -> i64 {
@@ -388,7 +389,7 @@ impl Growth {
             };
             kinds.map(of_kind).sum()
         };
-        // A slot holds what any of the chunks keeps.
+        // A slot must hold the activations of the largest chunk.
         let Some(largest) = chunks.counts.iter().max_by_key(|counts| kept(counts)) else {
             return parts;
         };
@@ -407,7 +408,7 @@ impl Growth {
 
 impl Strategy {
     /// Layers of each stage of the trainer's pipeline: the first chunk of all ranks, then the
-    /// second; none where there is one stage.
+    /// second; empty for one stage.
     pub fn layers_of_stages(&self, shape: &ModelShape) -> Vec<usize> {
         if self.pp == 1 {
             return Vec::new();

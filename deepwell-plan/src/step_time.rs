@@ -1,8 +1,8 @@
 //! Time of a training step of a distributed plan.
 //!
 //! Each stage's forward and backward pass is a sum of GEMMs at the efficiency of their shape,
-//! attention, memory-bound kernels, and exposed communication; the pipeline is simulated over
-//! them; data-parallel communication and the optimizer follow.
+//! attention, memory-bound kernels, and exposed communication. The pipeline is simulated with these
+//! times; data-parallel communication and the optimizer follow.
 
 mod data_parallel;
 mod gathered;
@@ -19,52 +19,52 @@ use crate::{LayerSplit, ModelShape, PlanError, Strategy};
 use layers::LayerTime;
 pub(crate) use layers::LayerTimes;
 
-/// How a framework runs what the plan says.
+/// Properties of a framework that affect step time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRules {
-    /// Whether scores of attention go through memory.
+    /// Whether attention scores are stored in memory.
     pub unfused_attention: bool,
     /// Whether dropout runs.
     pub dropout: bool,
-    /// Share of tensor-parallel communication that is not hidden behind GEMMs.
+    /// Exposed share of tensor-parallel communication.
     pub tp_exposed: f64,
-    /// Whether data-parallel communication runs beside the backward pass.
+    /// Whether data-parallel communication overlaps with the backward pass.
     pub dp_overlap: bool,
-    /// Whether all-to-alls of experts run beside the computation of another micro-batch.
+    /// Whether all-to-alls of experts overlap with computation of another micro-batch.
     pub ep_overlap: bool,
-    /// Whether ranks gather the tokens of all that have some of the experts each, and add up what
-    /// experts make of them, as Deepwell does; else tokens go by all-to-all to the ranks that have
-    /// their experts, as many as there are.
+    /// Whether ranks all-gather the tokens of the expert-parallel group and reduce-scatter the
+    /// experts' outputs, as Deepwell does. Otherwise all-to-alls send each token to the ranks of
+    /// its experts.
     pub expert_gather: bool,
-    /// Bytes of a gradient as it is reduced.
+    /// Bytes per element of a reduced gradient.
     pub gradient_bytes: f64,
-    /// How much slower computation is while communication runs beside it.
+    /// Slowdown of computation overlapped with communication.
     pub interference: f64,
-    /// Whether the GEMM of a weight's gradient adds to the FP32 sum itself; else a kernel does.
+    /// Whether the wgrad GEMM accumulates into the FP32 sum; otherwise a separate kernel does.
     pub fused_accumulation: bool,
-    /// Whether a stage computes nothing while it sends or receives.
+    /// Whether a stage is idle during its sends and receives.
     pub p2p_blocks: bool,
-    /// Bytes read and written for each logit by the loss, forward and backward.
+    /// Bytes read and written per logit by the loss, forward and backward.
     pub loss_traffic: (f64, f64),
-    /// Seconds that the framework's kernels take over those of Deepwell, which efficiencies are
-    /// calibrated on.
+    /// Time of the framework's kernels relative to Deepwell's kernels, on which efficiencies are
+    /// calibrated.
     pub framework: f64,
-    /// Seconds that memory-bound kernels take over that, where they are not fused.
+    /// Additional factor for memory-bound kernels without fusion.
     pub unfused: f64,
-    /// Seconds that flash attention takes over that, for kernels older than FlashAttention 2.
+    /// Additional factor for flash attention older than FlashAttention 2.
     pub attention: f64,
-    /// Whether attention is Deepwell's, whose kernels for rings and for Blackwell are portable.
+    /// Whether attention is Deepwell's: its kernels for context parallelism and Blackwell are
+    /// portable.
     #[serde(default)]
     pub own_attention: bool,
-    /// Whether ranks gather weights as Deepwell's do: FP32 masters after an update; in ZeRO-2 and 3
-    /// BF16 copies, or data and scales of those that are quantized where slices are whole blocks.
-    /// Else they gather BF16 copies.
+    /// Whether ranks gather weights as Deepwell does: FP32 masters after an update; in ZeRO-2 and 3
+    /// BF16 copies, or quantized data and scales if slices are whole blocks. Otherwise ranks gather
+    /// BF16 copies.
     #[serde(default)]
     pub own_gather: bool,
     /// Rows of the busiest expert rank over the mean.
     pub expert_imbalance: f64,
-    /// Limits the pairs of an expert to so many times the even share. All-to-alls then carry whole
-    /// buffers.
+    /// Expert capacity as a multiple of an even share. All-to-alls then transfer whole buffers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
     /// Whether linear layers are quantized to FP8.
@@ -72,7 +72,7 @@ pub struct StepRules {
 }
 
 impl StepRules {
-    /// Megatron-LM of 2021 and 2022: attention through memory, dropout, nothing overlapped.
+    /// Megatron-LM of 2021 and 2022: attention through memory, dropout, no overlap.
     pub const MEGATRON_2021: StepRules = StepRules {
         unfused_attention: true,
         dropout: true,
@@ -84,7 +84,8 @@ impl StepRules {
         interference: 1.0,
         fused_accumulation: false,
         p2p_blocks: true,
-        // To FP32, maximum, difference, exponential, sum, quotient; scaled and back to BF16.
+        // Cast to FP32, maximum, difference, exponential, sum, quotient; backward scaling and cast
+        // to BF16.
         loss_traffic: (38.0, 14.0),
         framework: 1.0,
         unfused: 1.0,
@@ -96,24 +97,24 @@ impl StepRules {
         fp8: false,
     };
 
-    /// A step of PyTorch with `torch.compile` over one of Deepwell: llama-1.1b, 8 x 2048 tokens in
-    /// BF16 (`benchmarks/train_h200_2026-11-23.md`).
+    /// Step time of PyTorch with `torch.compile` relative to Deepwell: llama-1.1b, 8 x 2048 tokens
+    /// in BF16 (`benchmarks/train_h200_2026-11-23.md`).
     pub const PYTORCH: f64 = 1.21;
-    /// Seconds of memory-bound kernels without `torch.compile` over those with it, which leaves
-    /// GEMMs and attention as they are: with it that step takes 1.37 times ours.
+    /// Time of memory-bound kernels without `torch.compile` relative to compiled kernels; GEMMs and
+    /// attention are unaffected. The same step then takes 1.37 times as long as Deepwell's.
     pub const PYTORCH_UNFUSED: f64 = 1.96;
 
-    /// FlashAttention 1 over FlashAttention 2, by the abstract of arXiv 2307.08691.
+    /// FlashAttention 1 relative to FlashAttention 2, by the abstract of arXiv 2307.08691.
     pub const FLASH_ATTENTION_1: f64 = 2.0;
 
-    /// Today's trainers: flash attention, gradients reduced beside the backward pass, half of the
-    /// tensor-parallel communication hidden.
+    /// Current trainers: flash attention, gradient reduction overlapped with the backward pass,
+    /// half of the tensor-parallel communication hidden.
     pub const MODERN: StepRules = StepRules {
         unfused_attention: false,
         dropout: false,
         tp_exposed: 0.5,
         dp_overlap: true,
-        // Collectives hold 16 of the 132 SMs (Megatron-Core's figure for registered buffers).
+        // Collectives occupy 16 of 132 SMs (Megatron-Core's figure for registered buffers).
         interference: 1.0 + 16.0 / 132.0,
         fused_accumulation: true,
         p2p_blocks: false,
@@ -122,12 +123,12 @@ impl StepRules {
     };
 }
 
-/// Communication, and what of it a step waits for.
+/// Total and exposed communication.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Overlap {
-    /// Seconds of all of it.
+    /// Seconds of all communication.
     pub seconds: f64,
-    /// Seconds that no computation hides.
+    /// Seconds not hidden by computation.
     pub exposed: f64,
 }
 
@@ -140,28 +141,28 @@ impl Overlap {
         Overlap { seconds: self.seconds * count, exposed: self.exposed * count }
     }
 
-    /// Share that computation hides, 0 to 1; 1 where there is none.
+    /// Share hidden by computation, 0 to 1; 1 without communication.
     pub fn hidden_share(&self) -> f64 {
         if self.seconds > 0.0 { 1.0 - self.exposed / self.seconds } else { 1.0 }
     }
 }
 
-/// Communication of a step by what it is for, on the first stage. P2P of a pipeline is not here:
-/// what it costs is part of the bubble.
+/// Communication of a step by parallelism, on the first stage. Pipeline P2P is not included: its
+/// cost is part of the bubble.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Communication {
     /// Tensor-parallel collectives.
     pub tensor: Overlap,
-    /// The ring of keys and values.
+    /// Ring exchange of keys and values.
     pub context: Overlap,
-    /// Tokens on their way to experts and back.
+    /// Tokens sent to experts and back.
     pub expert: Overlap,
     /// Gradients and parameters of data-parallel ranks.
     pub data: Overlap,
 }
 
 impl Communication {
-    /// Each kind by name.
+    /// Each kind with its name.
     pub fn kinds(&self) -> [(&'static str, Overlap); 4] {
         [
             ("tensor", self.tensor),
@@ -189,32 +190,32 @@ impl Communication {
     }
 }
 
-/// Seconds of a step and of its parts.
+/// Seconds of a step and its components.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepTime {
     /// The whole step.
     pub seconds: f64,
-    /// The pipeline with its bubbles.
+    /// The pipeline, bubbles included.
     pub pipeline: f64,
     /// Idle share of the pipeline.
     pub bubble: f64,
-    /// Seconds of it.
+    /// Seconds of the bubble.
     pub bubble_s: f64,
-    /// What ranks tell each other.
+    /// Communication between ranks.
     pub communication: Communication,
     /// The optimizer.
     pub optimizer: f64,
 }
 
 impl StepTime {
-    /// Seconds in which kernels of the passes run, slowed by what runs beside them.
+    /// Seconds of the kernels of the passes, including the slowdown by overlapped communication.
     pub fn compute(&self) -> f64 {
         let exposed = self.communication.total().exposed;
         self.seconds - self.bubble_s - self.optimizer - exposed
     }
 }
 
-/// The parts of the model that all functions here look at.
+/// Inputs of the cost model.
 struct Cost<'a> {
     known: Option<&'a LayerTimes>,
     shape: &'a ModelShape,
@@ -228,7 +229,7 @@ struct Cost<'a> {
 /// Predicts a step.
 ///
 /// # Errors
-/// A schedule that the degrees do not allow.
+/// A schedule unsupported for the degrees.
 pub fn step_time(
     shape: &ModelShape,
     at: &Strategy,
@@ -244,7 +245,7 @@ pub fn step_time(
     Ok(cost.with_data_parallel(&times, run.makespan(), run.bubble_rate()))
 }
 
-/// Times of each stage for one micro-batch, which [`simulate`] takes.
+/// Times of each stage for one micro-batch, as input of [`simulate`].
 pub fn stage_times(
     shape: &ModelShape,
     at: &Strategy,
@@ -256,8 +257,8 @@ pub fn stage_times(
     Cost { known: None, shape, at, gpu, fabric, rules, seq }.stage_times()
 }
 
-/// As [`step_time`] with the closed forms of the bubbles in place of a simulation: within a few per
-/// cent of it, at a cost that does not grow with stages and micro-batches.
+/// [`step_time`] with closed forms of the bubbles instead of a simulation: accurate within a few
+/// percent, at a cost independent of stages and micro-batches.
 pub fn step_time_estimate(
     shape: &ModelShape,
     at: &Strategy,
@@ -269,7 +270,7 @@ pub fn step_time_estimate(
     Cost { known: None, shape, at, gpu, fabric, rules, seq }.estimate()
 }
 
-/// As [`step_time_estimate`], with times of layers kept in `known` from call to call.
+/// [`step_time_estimate`] with a cache of layer times in `known`.
 pub(crate) fn step_time_known(
     shape: &ModelShape,
     at: &Strategy,
@@ -282,11 +283,12 @@ pub(crate) fn step_time_known(
     Cost { known: Some(known), shape, at, gpu, fabric, rules, seq }.estimate()
 }
 
-/// The first stage whose layers all have experts, where some layers of the model have none: it has
-/// the most to compute and to hold of those between the first and the last.
+/// The first stage whose layers all have experts, if some layers of the model have none: it has the
+/// most compute and memory of the middle stages.
 pub(crate) fn first_full_stage(shape: &ModelShape, at: &Strategy) -> usize {
     let dense = shape.experts.map_or(0, |experts| experts.dense_layers);
-    // The embedding in the place of a layer is another one that is not full.
+    // With [`LayerSplit::Ends`] the embedding counts as a layer, so the first full stage comes
+    // later.
     let (before, ends) = match at.split {
         LayerSplit::Even => (dense, 0),
         LayerSplit::Ends => (dense + 1, 2),
@@ -297,7 +299,7 @@ pub(crate) fn first_full_stage(shape: &ModelShape, at: &Strategy) -> usize {
     before.div_ceil(each).min(at.pp - 1)
 }
 
-/// Of the stages of a layout that have neither embedding nor head the first with most layers.
+/// The first stage of a layout with the most layers, among stages without embedding and head.
 fn fullest_given(shape: &ModelShape, at: &Strategy) -> usize {
     let count = |stage: &usize| StageLayers::of(shape, at, *stage).count();
     (1..at.pp.saturating_sub(1)).rev().max_by_key(count).unwrap_or(0)
@@ -404,7 +406,7 @@ mod tests {
         }
     }
 
-    /// The factors of PyTorch give back the ratio of steps that they were derived from.
+    /// PyTorch's factors reproduce the measured ratios of step times.
     #[test]
     fn frameworks_take_as_much_longer_as_measured() {
         let gpu = GpuModel::h200();

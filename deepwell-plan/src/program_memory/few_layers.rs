@@ -1,19 +1,19 @@
-//! A stage with few layers of each kind, in a pipeline of three stages at most.
+//! A stage with few layers of each kind, in a pipeline of at most three stages.
 
 use std::ops::Range;
 
 use crate::{Parallel, Plan};
 
-/// Stages that make a difference: the first, one between, the last.
+/// Distinct kinds of stages: first, middle, last.
 const STAGES: usize = 3;
-/// Layers of a kind that a chunk may have to be lowered whole: with [`LAYERS`], and once more with
-/// [`MORE`], about as many are lowered of a longer one. Some sizes grow only at first, as those of
-/// gradients' buckets do until one is full.
+/// Chunks with at most this many layers of a kind are lowered whole: lowering [`LAYERS`] layers and
+/// [`MORE`] additional layers of a longer chunk costs about as much. Some sizes only grow at first,
+/// such as the gradient buckets until a bucket is full.
 const WHOLE: usize = 12;
-/// Layers of a kind that are lowered of a longer chunk: by then the layers, and not the loss, have
-/// the most memory.
+/// Layers of a kind lowered for a longer chunk: enough for the layers, not the loss, to determine
+/// the peak.
 const LAYERS: usize = 4;
-/// So many more are lowered to see what a layer adds.
+/// Additional layers lowered to measure the increase per layer.
 const MORE: usize = 2;
 
 fn lowered_of(layers: usize) -> usize {
@@ -24,12 +24,12 @@ fn lowered_of(layers: usize) -> usize {
 #[derive(Debug)]
 pub(super) struct Chunks {
     ranges: Vec<Range<usize>>,
-    /// Of each chunk, how many layers of each kind it has.
+    /// For each chunk, the number of layers of each kind.
     pub(super) counts: Vec<Vec<usize>>,
 }
 
 impl Chunks {
-    /// Those of a stage of a plan, with the kind of each layer of the model.
+    /// The chunks of a stage of a plan. `kinds` has the kind of each layer of the model.
     pub(super) fn of(plan: &Plan, stage: usize, kinds: &[usize]) -> Chunks {
         let Parallel { pipeline, chunks, .. } = plan.parallel;
         let range = |chunk: usize| {
@@ -48,7 +48,7 @@ impl Chunks {
         Chunks { counts: ranges.iter().map(count).collect(), ranges }
     }
 
-    /// Layers of a kind on all chunks.
+    /// Number of layers of a kind over all chunks.
     pub(super) fn all(&self, kind: usize) -> usize {
         sum(&self.counts, kind)
     }
@@ -58,25 +58,25 @@ fn sum(counts: &[Vec<usize>], kind: usize) -> usize {
     counts.iter().map(|counts| counts[kind]).sum()
 }
 
-/// Further layers of a kind.
+/// Additional layers of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct More {
     pub(super) chunk: usize,
     pub(super) layers: usize,
 }
 
-/// What is lowered in place of a stage.
+/// The stage lowered instead of a stage with all layers.
 #[derive(Debug)]
 pub(super) struct FewLayers {
     pub(super) parallel: Parallel,
-    /// Its place in the short pipeline.
+    /// Index of the stage in the short pipeline.
     pub(super) stage: usize,
     pub(super) micro_batches: usize,
-    /// Layers of each kind of each chunk.
+    /// Number of layers of each kind, for each chunk.
     pub(super) counts: Vec<Vec<usize>>,
-    /// Of each kind, where further layers are lowered; none where all layers are there.
+    /// For each kind, the additional layers to lower; `None` if all layers are included.
     pub(super) growing: Vec<Option<More>>,
-    /// The layers of the stage from which those of each chunk are taken.
+    /// For each chunk, the model's layers from which the chunk's layers are taken.
     ranges: Vec<Range<usize>>,
 }
 
@@ -91,7 +91,7 @@ impl FewLayers {
         let mut used = ends;
         let mut counts = chunks.lowered(&used);
         let mut growing = chunks.growing(&used, &counts, stages, kinds);
-        // Where no further layer of a kind is to be had, all chunks are lowered: they are short.
+        // Without additional layers of a kind, all chunks are lowered: they are short.
         let is_short = |(kind, more): (usize, &Option<More>)| {
             more.is_none() && chunks.all(kind) > sum(&counts, kind)
         };
@@ -105,7 +105,7 @@ impl FewLayers {
             _ if stage + 1 == pipeline => stages - 1,
             _ => 1,
         };
-        // As many as are in flight, in whole turns of an interleaved schedule.
+        // As many as are in flight, in whole rounds of an interleaved schedule.
         let micro_batches = match used.len() {
             1 => plan.micro_batches.min(2 * stages),
             _ => stages * (plan.micro_batches / pipeline).clamp(1, 2),
@@ -120,7 +120,8 @@ impl FewLayers {
         }
     }
 
-    /// These layers of the model and one for each other stage, and how many each stage has.
+    /// Returns the kept layers of the model, with one layer for each other stage, and the number of
+    /// layers of each stage.
     pub(super) fn kept(
         &self,
         layer_count: usize,
@@ -168,8 +169,8 @@ impl Chunks {
         counts.map(|counts| counts.iter().map(|&count| lowered_of(count)).collect()).collect()
     }
 
-    /// Of each kind, the fullest of the chunks that have further layers; else, as other chunks have
-    /// some, one of the stages between two chunks.
+    /// For each kind, the fullest chunk with remaining layers; otherwise, if other chunks have
+    /// layers of the kind, a layer of the stages between two chunks.
     fn growing(
         &self,
         used: &[usize],
@@ -192,8 +193,8 @@ impl Chunks {
         (0..self.counts[0].len()).map(of_kind).collect()
     }
 
-    /// The layer behind the first chunk, if the stages up to the next one that is lowered have one
-    /// more than is lowered of them.
+    /// The layer after the first chunk, if the stages before the next lowered chunk have one more
+    /// layer than is lowered.
     fn spare(&self, used: &[usize], stages: usize) -> Option<usize> {
         let (first, next) = (*used.first()?, *used.get(1)?);
         let (end, next) = (self.ranges[first].end, self.ranges[next].start);

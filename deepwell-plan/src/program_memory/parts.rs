@@ -1,4 +1,4 @@
-//! The parts of a program's memory, and what they come to.
+//! The components of a program's memory, and their sum.
 
 use deepwell_ir::{MemoryKind, Program};
 use serde::{Deserialize, Serialize};
@@ -8,16 +8,16 @@ use crate::arena::align;
 use crate::lower::{Transient, further_copy_bytes, shared_operand_bytes};
 use crate::memory::StageMemory;
 
-/// What outlives a step.
+/// Kinds of persistent values.
 const PERSISTENT: [MemoryKind; 4] =
     [MemoryKind::Optimizer, MemoryKind::Gradients, MemoryKind::Weights, MemoryKind::Host];
 
 /// Activations in flight on a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InFlight {
-    /// Micro-batches on their way through a chunk.
+    /// Micro-batches in flight through a chunk.
     pub(super) slots: usize,
-    /// Places where what other stages send lands.
+    /// Buffers for received messages of other stages.
     pub(super) places: usize,
 }
 
@@ -30,18 +30,18 @@ pub struct ProgramBytes {
     pub gradients: u64,
     /// Compute copies of weights.
     pub weights: u64,
-    /// What the host reads and writes.
+    /// Inputs and outputs of the host.
     pub host: u64,
-    /// What lives within a step.
+    /// Values living within a step.
     pub transient: u64,
-    /// Room for GEMMs that fall back to BF16.
+    /// Room for GEMMs with BF16 fallback.
     pub reserve: u64,
     /// Outside of the arena.
     pub backend: u64,
 }
 
 impl ProgramBytes {
-    /// Those of a whole program, as a dry run reports them.
+    /// The bytes of a whole program, from the report of a dry run.
     pub fn of_report(rank: &RankReport) -> ProgramBytes {
         let of = |kind: MemoryKind| rank.bytes_at_peak.get(kind.name()).copied().unwrap_or(0);
         let [optimizer, gradients, weights, host] = PERSISTENT.map(of);
@@ -56,13 +56,13 @@ impl ProgramBytes {
         }
     }
 
-    /// All of it.
+    /// Sum of all components.
     pub fn peak(&self) -> u64 {
         let arena = self.optimizer + self.gradients + self.weights + self.host + self.transient;
         arena + self.reserve + self.backend
     }
 
-    /// The same as the memory of a stage; batches and staging of the host are those of `closed`.
+    /// Converts to [`StageMemory`]; host batches and staging are taken from `closed`.
     pub(crate) fn of_stage(&self, closed: &StageMemory) -> StageMemory {
         let [parameters, gradients, optimizer] =
             [self.weights, self.gradients, self.optimizer].map(|bytes| bytes as f64);
@@ -81,17 +81,17 @@ impl ProgramBytes {
     }
 }
 
-/// Sizes that grow with layers. Differences of two may be negative.
+/// Sizes that grow with the number of layers. Differences may be negative.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sizes {
     /// By kind: optimizer, gradients, weights, host.
     persistent: [i64; 4],
-    /// What the host writes for each slot, part of the last one.
+    /// Host inputs per slot, not included in `persistent`.
     host_slot: i64,
-    /// What a slot keeps from one body to the next.
+    /// Bytes per slot of values living across bodies.
     slot: i64,
     slot_shared: i64,
-    /// What lives within a body.
+    /// Bytes of values within a body.
     local: i64,
     local_alive: i64,
     local_shared: i64,
@@ -128,7 +128,8 @@ impl Sizes {
         }
     }
 
-    /// `self` with `[all, of_chunk]` times the difference of two others for each of `layers`.
+    /// `self` plus `[all, of_chunk]` times the difference of `to` and `from`, which differ by
+    /// `layers`.
     fn grown(self, from: Sizes, to: Sizes, [all, of_chunk]: [i64; 2], layers: i64) -> Sizes {
         let persistent = std::array::from_fn(|kind| {
             let further = to.persistent[kind] - from.persistent[kind];
@@ -136,8 +137,8 @@ impl Sizes {
         });
         let grow = |own: i64, from: i64, to: i64| own + of_chunk * (to - from) / layers;
         let local_alive = grow(self.local_alive, from.local_alive, to.local_alive);
-        // By how much packing exceeds what is alive differs from program to program, and is no
-        // layer's: a share of it.
+        // The packing overhead differs from program to program and does not grow per layer, so it
+        // is scaled as a share of the live bytes.
         let local = match [from, to].map(Sizes::packing_share) {
             [Some(of_from), Some(of_to)] if local_alive > 0 => {
                 (local_alive as f64 * of_from.max(of_to)) as i64
@@ -156,7 +157,7 @@ impl Sizes {
         }
     }
 
-    /// What lives within a body over what is alive at its fullest call.
+    /// Bytes of values within a body over the live bytes at the fullest call.
     fn packing_share(self) -> Option<f64> {
         (self.local_alive > 0).then(|| self.local as f64 / self.local_alive as f64)
     }
@@ -177,11 +178,12 @@ impl Sizes {
     }
 }
 
-/// The parts of a stage's program.
+/// The components of a stage's program.
 #[derive(Clone, Debug)]
 pub(super) struct Parts {
     planned: Sizes,
-    /// Of the program all in BF16, and by how much the larger copies of weights exceed the planned.
+    /// Sizes of the BF16 program, and bytes by which the larger weight copies exceed the planned
+    /// copies.
     in_bf16: Option<(Sizes, i64)>,
     backend: i64,
 }
@@ -198,7 +200,7 @@ impl Parts {
         }
     }
 
-    /// What lives within a step, with room for GEMMs that fall back to BF16.
+    /// Transient bytes, with room for BF16 fallback.
     pub(super) fn within_step(&self, in_flight: &InFlight) -> usize {
         let planned = self.planned.transient(in_flight);
         self.in_bf16.map_or(planned.bytes, |(in_bf16, _)| {
@@ -206,13 +208,14 @@ impl Parts {
         })
     }
 
-    /// What a micro-batch keeps.
+    /// Bytes kept by a micro-batch.
     pub(super) fn kept(&self) -> i64 {
         self.planned.slot + self.planned.local
     }
 
-    /// Adds what makes `to` of `from`, which has so many `layers` less, so many times: of what
-    /// outlives a step for all layers, of what a micro-batch keeps for the largest chunk's.
+    /// Adds the difference of `to` and `from`, a difference of `layers` layers, `times` per layer:
+    /// for persistent values the additional layers of all chunks, for activations those of the
+    /// largest chunk.
     pub(super) fn grow(&mut self, from: &Parts, to: &Parts, times: [usize; 2], layers: usize) {
         let (times, layers) = (times.map(|count| count as i64), layers as i64);
         self.planned = self.planned.grown(from.planned, to.planned, times, layers);
@@ -223,8 +226,8 @@ impl Parts {
         self.backend += times[0] * (to.backend - from.backend) / layers;
     }
 
-    /// The memory with so much in flight, as
-    /// [`arena_bytes_with_fallback`](crate::arena_bytes_with_fallback) counts it.
+    /// The memory for the given activations in flight, counted like
+    /// [`arena_bytes_with_fallback`](crate::arena_bytes_with_fallback).
     pub(super) fn bytes(&self, in_flight: &InFlight) -> ProgramBytes {
         let (persistent, transient) =
             (self.planned.persistent(in_flight), self.planned.transient(in_flight));

@@ -1,17 +1,17 @@
-//! What data-parallel ranks exchange, and the optimizer.
+//! Data-parallel communication and the optimizer.
 
 use super::{Communication, Cost, Overlap, StepTime};
 use crate::collectives::Collective;
 use crate::memory::{StageLayers, layer_parameters};
 use crate::schedule::OpTimes;
 
-/// Share of the passes of a step beside which gradients are reduced and parameters gathered.
+/// Share of a step's passes overlapped with gradient reduction and weight gathering.
 const OVERLAP_WINDOW: f64 = 0.9;
-/// Share of it that nothing hides: the first bucket's and the last one's.
+/// Share of communication always exposed: the first and the last bucket.
 const ALWAYS_EXPOSED: f64 = 0.05;
 
 impl Cost<'_> {
-    /// Adds gradients' reduction, parameters' gathering and the optimizer to a pipeline's time.
+    /// Adds gradient reduction, weight gathering and the optimizer to a pipeline's time.
     pub(super) fn with_data_parallel(
         &self,
         times: &[OpTimes],
@@ -34,8 +34,8 @@ impl Cost<'_> {
         ];
         let (mut reduce, mut gather) = (0.0, 0.0);
         let (mut held_states, mut copied) = (0.0, 0.0);
-        // Where a rank has room for its part only, each layer is reduced and gathered by itself, by
-        // the protocol that NCCL takes for so few bytes, with its latency.
+        // Under ZeRO-2 and 3 each layer is reduced and gathered separately, with the protocol
+        // chosen by NCCL for the smaller size, and with its latency.
         let pieces = if at.zero >= 2 { held.count().max(1) as f64 } else { 1.0 };
         for (parameters, gathered, ranks, local) in groups {
             let time = |collective, bytes: f64| {
@@ -53,7 +53,7 @@ impl Cost<'_> {
             }
         }
         let of = |pick: fn(&OpTimes) -> f64| times.iter().map(pick).fold(0.0, f64::max);
-        // Copies of weights are made for each pass, or after the update.
+        // Weight copies are made in each pass (ZeRO-3), or once after the update.
         let copied_s = if copied > 0.0 { self.kernels(copied, 4.0 * pieces) } else { 0.0 };
         let (in_passes, once) = if at.zero >= 3 { (copied_s, 0.0) } else { (0.0, copied_s) };
         let forward = of(|times| times.forward) + in_passes;
@@ -62,21 +62,24 @@ impl Cost<'_> {
         let bubble_s = bubble * pipeline;
         let mut pipeline = pipeline;
         let mut data = Overlap { seconds: reduce + gather, exposed: reduce + gather };
-        // What of it comes after the passes.
+        // Communication after the passes.
         let mut tail = data.exposed;
         let slow = self.rules.interference - 1.0;
-        // Seconds of a pass beside communication, and those that it is longer by than the pass.
+        // Seconds of a pass overlapped with communication, and the exposed part of the
+        // communication.
         let both = |compute: f64, comm: f64| {
             let slowed = compute + slow * comm.min(compute);
             (slowed.max(comm), (comm - slowed).max(0.0))
         };
         if at.zero >= 3 {
-            // Parameters are gathered for each pass, layer by layer beside the one before.
+            // Weights are gathered in each pass, layer by layer, overlapped with the previous
+            // layer.
             let comm = [gather, gather + reduce];
             let (first, second) = (both(forward, comm[0]), both(backward, comm[1]));
             let idle = pipeline - count * (forward + backward - 2.0 * in_passes);
             pipeline = count * (first.0 + second.0) + idle;
-            // The first layer's gathering and the last one's reduction have nothing beside them.
+            // The first layer's gather and the last layer's reduction have no compute to overlap
+            // with.
             tail = (gather + reduce) / shape.layers as f64;
             data.seconds = count * (comm[0] + comm[1]);
             data.exposed = count * (first.1 + second.1) + tail;
@@ -86,20 +89,20 @@ impl Cost<'_> {
             tail = (tail - hidden).max(ALWAYS_EXPOSED * tail);
             data.exposed = tail;
             if at.zero == 2 {
-                // A rank has room for its part of the sums only: each micro-batch is reduced.
+                // A rank holds only its slice of the gradients, so each micro-batch is reduced.
                 let (pass, exposed) = both(backward, reduce);
                 pipeline += (count - 1.0) * (pass - backward);
                 data.seconds += (count - 1.0) * reduce;
                 data.exposed += (count - 1.0) * exposed;
             }
         }
-        // Gradient, master weight and two moments read, three of them and the copy written.
+        // Reads gradient, master weight and two moments; writes master, moments and the copy.
         let optimizer = match at.offload {
             false => self.kernels(held_states * 34.0, 40.0),
             true => self.gpu.host_optimizer_s(held_states),
         };
         let optimizer = optimizer + once;
-        // The first stage has a layer more than others where they do not divide evenly.
+        // The first stage has an additional layer if layers do not divide evenly.
         let in_layers =
             self.layer(shape.layers - 1).communication.times(count * held.count() as f64);
         StepTime {

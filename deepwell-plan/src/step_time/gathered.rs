@@ -1,24 +1,24 @@
-//! Weights that data-parallel ranks gather, as Deepwell lowers them: FP32 masters, BF16 copies, or
-//! quantized data with scales where slices of ranks are whole blocks.
+//! Weights gathered by data-parallel ranks, as lowered by Deepwell: FP32 masters, BF16 copies, or
+//! quantized data with scales if the ranks' slices are whole blocks.
 
 use super::Cost;
 use crate::lower::block_slice;
 use crate::memory::StageLayers;
 
-/// Bytes of quantized data with its scales, for each element.
+/// Bytes of quantized data and scales per element.
 const PLANES: f64 = 1.0 + 1.0 / 32.0;
 
 const COPIES: Gathered = Gathered { moved: 2.0, copied: 0.0 };
-/// FP32 masters, of which each rank then makes copies.
+/// FP32 masters, from which each rank makes compute copies.
 const MASTERS_OF_BF16: Gathered = Gathered { moved: 4.0, copied: 4.0 + 2.0 };
 const MASTERS_OF_FP8: Gathered = Gathered { moved: 4.0, copied: 4.0 + 2.0 * PLANES };
 
-/// Bytes for each parameter.
+/// Bytes per parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Gathered {
-    /// That a gather moves.
+    /// Bytes moved by the all-gather.
     pub(super) moved: f64,
-    /// That kernels then read and write to make copies of what arrived.
+    /// Bytes read and written by the kernels making copies of gathered weights.
     pub(super) copied: f64,
 }
 
@@ -33,8 +33,8 @@ impl Gathered {
 }
 
 impl Cost<'_> {
-    /// Of the layers that a stage holds: weights of all ranks, and routed experts, which groups of
-    /// so many ranks gather.
+    /// Bytes for the layers of a stage: dense weights, and routed experts. `ranks` has the size of
+    /// the gathering group of each.
     pub(super) fn gathered_layers(&self, held: &StageLayers, ranks: [usize; 2]) -> [Gathered; 2] {
         match (self.rules.own_gather, self.at.zero, self.rules.fp8) {
             (true, 0 | 1, false) => [MASTERS_OF_BF16; 2],
@@ -44,15 +44,15 @@ impl Cost<'_> {
         }
     }
 
-    /// Of an embedding or the head, which are BF16.
+    /// Bytes for an embedding or the head, both in BF16.
     pub(super) fn gathered_table(&self) -> Gathered {
         let masters = self.rules.own_gather && self.at.zero < 2;
         if masters { MASTERS_OF_BF16 } else { COPIES }
     }
 
-    /// The mean of weights by their parameters.
+    /// Mean over the weights, weighted by parameters.
     fn gathered_fp8(&self, held: &StageLayers, which: usize, ranks: usize) -> Gathered {
-        // Rowwise for the forward pass, columnwise for the backward one.
+        // Rowwise in the forward pass, columnwise in the backward pass.
         let planes = if self.at.zero >= 3 { PLANES } else { 2.0 * PLANES };
         let (dense, expert) = held.kinds(self.shape);
         let (mut sum, mut parameters) = (Gathered::default(), 0.0);
@@ -70,7 +70,7 @@ impl Cost<'_> {
         sum.times(1.0 / f64::max(parameters, 1.0))
     }
 
-    /// Shapes of a layer's weights on one rank: those of all tokens, and stacks of routed experts.
+    /// Shapes of a layer's weights on one rank: dense weights, and stacks of routed experts.
     fn layer_weights(&self, layer: usize) -> [Vec<Vec<usize>>; 2] {
         let (shape, at) = (self.shape, self.at);
         let (hidden, tp) = (shape.hidden, at.tp);

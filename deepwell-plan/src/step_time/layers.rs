@@ -8,16 +8,15 @@ use crate::ActivationRecompute;
 use crate::collectives::{Collective, Generation};
 use crate::model_shape::ExpertShape;
 
-/// Share of the experts' all-to-alls that stays exposed beside another micro-batch.
+/// Exposed share of the experts' all-to-alls overlapped with another micro-batch.
 const EP_OVERLAP_EXPOSED: f64 = 0.3;
-/// Share of gathers and sums of experts' tokens that stays exposed: of the four of a layer one,
-/// that of the tokens' gradients, is beside gradients of weights.
+/// Exposed share of the gathers and sums of experts' tokens: of the four in a layer, only the
+/// gather of the tokens' gradients overlaps, with weight gradients.
 const EP_GATHER_EXPOSED: f64 = 0.75;
-/// Share of a ring's sends that stays exposed beside attention: 0.3 to 1.1 of 8.0 ms on two H100s
+/// Exposed share of a ring's sends overlapped with attention: 0.3 to 1.1 of 8.0 ms on two H100s
 /// (`benchmarks/ranks_h100_2026-11-27.md`).
 const RING_EXPOSED: f64 = 0.09;
-/// Bytes that quantizing moves for each element: BF16 read, MXFP8 with its scales written rowwise
-/// and columnwise.
+/// Bytes moved per quantized element: BF16 read, MXFP8 and scales written rowwise and columnwise.
 const QUANTIZE_BYTES: f64 = 2.0 + 2.0 * (1.0 + 1.0 / 32.0);
 
 /// Forward and backward seconds of one layer, one micro-batch.
@@ -26,15 +25,15 @@ pub(super) struct LayerTime {
     pub(super) forward: f64,
     pub(super) input_grad: f64,
     pub(super) weight_grad: f64,
-    /// What of them is communication, and what runs beside them.
+    /// The communication included in these times, and the overlapped communication.
     pub(super) communication: Communication,
 }
 
-/// What a layer's time depends on while model, GPU, rules and sequence stay: TP and SP, CP, EP,
-/// ETP, micro-batch, recomputation, FP8, experts.
+/// Parameters of a layer's time for a fixed model, GPU, rules and sequence length: TP and SP, CP,
+/// EP, ETP, micro-batch, recomputation, FP8, experts.
 type LayerKey = ((usize, bool), usize, usize, usize, usize, ActivationRecompute, bool, bool);
 
-/// Times of layers that a search has asked for, of one model, GPU, set of rules and sequence.
+/// Cached layer times of a search, for one model, GPU, set of rules and sequence length.
 #[derive(Default)]
 pub(crate) struct LayerTimes(RefCell<HashMap<LayerKey, LayerTime>>);
 
@@ -44,7 +43,7 @@ impl Cost<'_> {
         (self.at.micro_batch * self.seq) as f64 / self.at.cp as f64
     }
 
-    /// Ranks of a group whose neighbours are `stride` apart that share an NVLink domain.
+    /// Ranks in one NVLink domain, of a group of `ranks` ranks with the given stride.
     pub(super) fn local(&self, ranks: usize, stride: usize) -> usize {
         (self.fabric.domain_gpus / stride.max(1)).clamp(1, ranks)
     }
@@ -57,25 +56,25 @@ impl Cost<'_> {
         self.rules.framework * (seconds + self.gpu.gap_s)
     }
 
-    /// Kernels that read and write `bytes` together.
+    /// Seconds of memory-bound kernels with `bytes` read and written in total.
     pub(super) fn kernels(&self, bytes: f64, count: f64) -> f64 {
         let factor = self.rules.framework * self.rules.unfused;
         factor * (self.gpu.memory_s(bytes) + count * self.gpu.gap_s)
     }
 
-    /// Forward, dgrad, wgrad of linear layers on `m` tokens.
+    /// Forward, dgrad and wgrad of linear layers on `m` tokens.
     pub(super) fn linears(&self, m: f64, sizes: &[(f64, f64)]) -> LayerTime {
         let mut time = LayerTime::default();
         for &(n, k) in sizes {
             time.forward += self.gemm(m, n, k);
             time.input_grad += self.gemm(m, k, n);
             if self.rules.fp8 {
-                // The input before fprop and the output's gradient before dgrad.
+                // Quantization of the input before fprop, and of the output gradient before dgrad.
                 time.forward += self.kernels(QUANTIZE_BYTES * m * k, 1.0);
                 time.input_grad += self.kernels(QUANTIZE_BYTES * m * n, 1.0);
             }
             let gemm = self.gemm(n, k, m);
-            // The FP32 sum of micro-batches is read and written, by the GEMM or after it.
+            // The FP32 accumulator is read and written, by the GEMM or after it.
             time.weight_grad += if self.rules.fused_accumulation {
                 gemm.max(self.gpu.memory_s(8.0 * n * k))
             } else {
@@ -93,7 +92,7 @@ impl Cost<'_> {
         let rows = at.micro_batch as f64;
         let flops = self.shape.score_flops(rows, self.seq) / (at.tp * at.cp) as f64;
         if !self.rules.unfused_attention {
-            // Causal: half of the square. Backward is five GEMMs where forward is two.
+            // Causal: half of the square. Backward has five GEMMs, forward two.
             let half = flops / 2.0 / gpu.bf16_flops;
             let half = self.rules.framework * self.rules.attention * half;
             let (of_forward, of_backward) = self.attention_efficiency();
@@ -106,12 +105,12 @@ impl Cost<'_> {
                 let ring = (at.cp - 1) as f64 * self.fabric.send(2.0 * kv, within);
                 let steps = at.cp as f64;
                 if self.rules.own_attention {
-                    // FP32 rows of each step, which are merged; FP32 gradients of each step, which
-                    // are added and rounded.
+                    // Each step's FP32 output rows are merged; each step's FP32 gradients are added
+                    // and rounded.
                     forward += self.kernels(8.0 * steps * q, 2.0 * steps);
                     backward += self.kernels((16.0 * steps - 6.0) * (q + kv), 4.0 * steps);
                 }
-                // Keys and values go around beside the computation.
+                // The ring of keys and values overlaps with computation.
                 let beside = |comm: f64, compute: &mut f64| {
                     *compute += (self.rules.interference - 1.0) * comm.min(*compute);
                     let exposed = (comm - *compute).max(RING_EXPOSED * comm);
@@ -128,12 +127,13 @@ impl Cost<'_> {
         let (qk, v) = self.shape.latent.map_or((width, width), |latent| {
             ((latent.qk_dim + latent.rope_dim) as f64, latent.v_dim as f64)
         });
-        // GEMMs of one head whose K or N is its width are well below the rate of large ones.
+        // GEMMs of one head with K or N equal to the head width are far below the rate of large
+        // GEMMs.
         let gemm =
             |m, n, k| self.rules.framework * (gpu.batched_gemm_s(count, m, n, k) + gpu.gap_s);
         let scores = count * local * seq;
         let dropout = if self.rules.dropout { 5.0 } else { 0.0 };
-        // Of each score: softmax read and written, dropout and its mask.
+        // Per score: softmax read and written, dropout and its mask.
         let forward = gemm(local, seq, qk)
             + gemm(local, v, seq)
             + self.kernels(scores * (4.0 + dropout), 4.0);
@@ -145,7 +145,7 @@ impl Cost<'_> {
         (forward, backward, Overlap::default())
     }
 
-    /// Share of the peak of flash attention, forward and backward.
+    /// Share of peak of flash attention, forward and backward.
     fn attention_efficiency(&self) -> (f64, f64) {
         let gpu = self.gpu;
         let is_portable = self.at.cp > 1 || gpu.generation == Generation::Blackwell;
@@ -155,7 +155,7 @@ impl Cost<'_> {
         }
     }
 
-    /// Elements of queries, and of keys and values, of one rank of a ring.
+    /// Elements of queries, and of keys and values, on one rank of a ring.
     fn ring_elements(&self) -> (f64, f64) {
         let (shape, tp) = (self.shape, self.at.tp as f64);
         let of = |heads: usize| self.tokens() * (heads * shape.head_dim) as f64 / tp;
@@ -229,7 +229,7 @@ impl Cost<'_> {
         time.communication.context = context;
         time.forward += core_forward;
         time.input_grad += core_backward;
-        // Two collectives over the hidden states, whatever they are made of.
+        // Two collectives over the hidden states, of any composition.
         let bytes = 2.0 * tokens * hidden;
         let local = self.local(at.tp, 1);
         let collective = self.fabric.time(Collective::AllReduce, bytes, at.tp, local).seconds;
@@ -257,7 +257,7 @@ impl Cost<'_> {
             ActivationRecompute::Selective if self.rules.unfused_attention => {
                 time.input_grad += core_forward;
             }
-            // They read and write again.
+            // Norms are read and written again.
             ActivationRecompute::Norms => time.input_grad += self.kernels(8.0 * between, 2.0),
             ActivationRecompute::Activations => {
                 time.input_grad += self.kernels(act + expert_act, 1.0);
@@ -271,7 +271,7 @@ impl Cost<'_> {
         time
     }
 
-    /// Routed experts: grouped GEMMs and permutation, and the two exchanges of a direction.
+    /// Routed experts: grouped GEMMs and permutation, and the two collectives of each direction.
     fn routed(&self, of: &ExpertShape) -> (LayerTime, Overlap) {
         let ExpertShape { experts, top_k, ffn, .. } = *of;
         let (shape, at) = (self.shape, self.at);
@@ -280,15 +280,15 @@ impl Cost<'_> {
         let held = (experts / at.ep).max(1) as f64;
         let (width, gate) = (ffn as f64 / etp, shape.gate_factor());
         let each = self.linears(rows / held, &[(gate * width, hidden), (hidden, width)]);
-        // Grouped: the experts' tiles share waves, so that only whole rows cost.
+        // Grouped GEMMs: the tiles of all experts share waves, so partial waves do not count.
         let mut time = LayerTime {
             forward: each.forward * held,
             input_grad: each.input_grad * held,
             weight_grad: each.weight_grad * held,
             communication: Communication::default(),
         };
-        // Where tokens are gathered, a buffer has room for all pairs that may come. Kernels that
-        // move or activate rows go over all of it; GEMMs look at the rows that came.
+        // With gathered tokens the buffer has room for all possible pairs. Kernels that move or
+        // activate rows process the whole buffer; GEMMs process only the rows present.
         let room = match self.rules.expert_gather && at.ep > 1 {
             true => {
                 let pairs = at.ep * at.etp * top_k.min((experts / at.ep).max(1));
@@ -309,8 +309,8 @@ impl Cost<'_> {
             return (time, Overlap::default());
         }
         if self.rules.expert_gather {
-            // The tokens of all ranks go to each, whatever they choose; what experts made of them
-            // comes back in sums.
+            // All ranks gather the tokens of all ranks, for any routing; outputs of experts are
+            // reduce-scattered.
             let ranks = at.ep * at.etp;
             let tokens = self.tokens() / at.tp as f64 * ranks as f64;
             let (bytes, local) = (2.0 * tokens * hidden, self.local(ranks, 1));
