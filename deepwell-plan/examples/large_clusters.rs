@@ -1,4 +1,4 @@
-//! How long a search over 16,384 GPUs takes, and the simulation of the plan that it finds.
+//! Times a search over 16,384 GPUs, and the simulation of the best plan.
 //!
 //! `cargo run --release -p deepwell-plan --example large_clusters`
 

@@ -1,4 +1,4 @@
-//! Places values whose lives do not meet on the same bytes.
+//! Packs values with disjoint lifetimes into the same memory.
 
 mod first_fit;
 mod stack;
@@ -10,14 +10,14 @@ use deepwell_ir::{ALIGNMENT_BYTES, ByteRange};
 use self::first_fit::{Neighbours, first_fit};
 use self::stack::stack;
 
-/// Something that wants bytes from call `first` to call `last`, both included.
+/// Size and lifetime of an allocation, from call `first` to call `last`, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
     /// Size.
     pub bytes: usize,
-    /// First call that touches it.
+    /// First call using the value.
     pub first: usize,
-    /// Last call that touches it.
+    /// Last call using the value.
     pub last: usize,
 }
 
@@ -26,20 +26,20 @@ impl Lifetime {
         self.first <= other.last && other.first <= self.last
     }
 
-    /// Calls from the first to the last.
+    /// Number of calls in the lifetime.
     fn calls(&self) -> usize {
         self.last - self.first + 1
     }
 }
 
-/// Where everything went.
+/// Result of packing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
     /// Offset of each lifetime, aligned to [`ALIGNMENT_BYTES`].
     pub offsets: Vec<usize>,
     /// End of the highest range.
     pub bytes: usize,
-    /// Largest sum of sizes alive at one call: no packing can do with less.
+    /// Largest live bytes at one call: a lower bound of any packing.
     pub lower_bound_bytes: usize,
 }
 
@@ -48,22 +48,20 @@ pub fn align(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGNMENT_BYTES)
 }
 
-/// Pairs of lifetimes that meet up to which first fit is tried: its cost grows with their number.
-/// A step of 80 layers that recomputes has a million of them, one of 28 layers that keeps all
-/// activations two million.
+/// Largest number of overlapping pairs of lifetimes for which first fit is tried, because its cost
+/// grows with the pairs. A step of 80 layers with recomputation has a million pairs, a step of 28
+/// layers without recomputation two million.
 const PAIRS_MAX: usize = 24_000_000;
 
-/// Classes of load by which one of the orders sorts.
+/// Number of load classes in one of the orders.
 const LOAD_CLASSES: usize = 16;
 
-/// Packs lifetimes: several ways are tried until one needs no more than the lower bound, and the
-/// smallest result is kept. The problem is NP-hard (dynamic storage allocation), so the bound is
-/// given beside the result.
+/// Packs lifetimes with several heuristics until the lower bound is reached, and keeps the smallest
+/// result. The problem is NP-hard (dynamic storage allocation), so the result includes the bound.
 ///
-/// - First fit, in several orders. The largest first is the usual winner. Where sizes are alike,
-///   the ones that are alive at the fullest calls win when they come first: they have the least
-///   choice.
-/// - As a stack, which costs little for any number of lifetimes.
+/// - First fit, in several orders. Largest first is usually best. For similar sizes, placing first
+///   the lifetimes at the fullest calls is better: they have the least choice.
+/// - A stack, with low cost for any number of lifetimes.
 pub fn pack(lifetimes: &[Lifetime]) -> Packing {
     let alive = alive_bytes(lifetimes);
     let lower_bound_bytes = alive.iter().copied().max().unwrap_or(0);
@@ -86,14 +84,14 @@ pub fn pack(lifetimes: &[Lifetime]) -> Packing {
     Packing { offsets, bytes, lower_bound_bytes }
 }
 
-/// Orders in which first fit takes lifetimes, each made when it is asked for.
+/// Orders of the lifetimes for first fit, computed lazily.
 fn orders<'a>(
     lifetimes: &'a [Lifetime],
     alive: &'a [usize],
 ) -> impl Iterator<Item = Vec<usize>> + 'a {
     let size = |life: &Lifetime| Reverse(align(life.bytes));
     let area = |life: &Lifetime| Reverse(align(life.bytes) * life.calls());
-    // Bytes alive at the fullest call of a life.
+    // Largest live bytes at a call of the lifetime.
     let load = |life: &Lifetime| alive[life.first..=life.last].iter().copied().max().unwrap_or(0);
     let class_bytes = (alive.iter().copied().max().unwrap_or(0) / LOAD_CLASSES).max(1);
     (0..5).map(move |way| {
@@ -114,7 +112,7 @@ fn orders<'a>(
     })
 }
 
-/// The lowest offset from `base` on where `bytes` bytes meet none of the ranges.
+/// The lowest offset from `base` on at which `bytes` bytes overlap none of the ranges.
 fn lowest(base: usize, bytes: usize, ranges: &mut [ByteRange]) -> usize {
     ranges.sort_unstable_by_key(|range| range.offset);
     let mut offset = base;
@@ -127,12 +125,12 @@ fn lowest(base: usize, bytes: usize, ranges: &mut [ByteRange]) -> usize {
     offset
 }
 
-/// The most bytes that are alive at a call.
+/// The largest live bytes at a call.
 pub fn peak_bytes(lifetimes: &[Lifetime]) -> usize {
     alive_bytes(lifetimes).into_iter().max().unwrap_or(0)
 }
 
-/// Bytes that are alive at each call.
+/// Live bytes at each call.
 fn alive_bytes(lifetimes: &[Lifetime]) -> Vec<usize> {
     let calls = lifetimes.iter().map(|life| life.last + 1).max().unwrap_or(0);
     let mut change = vec![0isize; calls + 1];
@@ -176,7 +174,7 @@ mod tests {
         Packing { offsets, bytes, lower_bound_bytes }
     }
 
-    /// Layers that each keep 64 bytes for the backward and use 128 beside, forward and backward.
+    /// Layers that each keep 64 bytes for the backward pass and use 128 more in both passes.
     #[test]
     fn a_stack_of_many_layers_reaches_the_bound() {
         let layers = 10_000;
@@ -188,9 +186,9 @@ mod tests {
         assert_eq!(packing.bytes, packing.lower_bound_bytes);
     }
 
-    /// Steps of more than 2,000 values were packed as a stack alone, which suits lives that nest.
-    /// Calls on several streams make lives that overlap. The trainer's test `predicted_peaks` has
-    /// the steps of presets.
+    /// Regression: steps of more than 2,000 values were packed as a stack only, which suits nested
+    /// lifetimes. Calls on several streams have overlapping lifetimes. The trainer's test
+    /// `predicted_peaks` has the steps of presets.
     #[test]
     fn many_lives_that_do_not_nest_are_packed_by_first_fit() {
         let layers = 1000;

@@ -1,4 +1,4 @@
-//! `auto`: the precision of each linear layer, by the times that its kernels are predicted to take.
+//! `auto`: chooses the precision of each linear layer by predicted kernel times.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,31 +17,32 @@ use serde::{Deserialize, Serialize};
 use crate::PlanError;
 use crate::lower::expand_experts;
 
-/// What rules of the policy say of a layer that stays in BF16.
+/// Reason given in the policy's rules for layers kept in BF16.
 const NOT_FASTER: &str = "MXFP8 is not predicted faster with its quantization";
 
-/// Weights of one size at the same place of their layers, and the predicted times of the GEMMs of
-/// the first of them.
+/// Equal-sized weights at the same place in their layers, with the predicted GEMM times of the
+/// first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AutoLayers {
-    /// The name of the first one.
+    /// Name of the first weight.
     pub first: String,
-    /// How many there are.
+    /// Number of weights.
     pub count: usize,
-    /// How many take the quantized format.
+    /// Number of weights in the quantized format.
     pub quantized: usize,
     /// fprop, dgrad and wgrad in BF16, in microseconds.
     pub bf16_us: f64,
-    /// The same quantized, with the quantization of inputs and gradients; none without kernels.
+    /// fprop, dgrad and wgrad quantized, including quantization of inputs and gradients; `None`
+    /// without kernels.
     pub quantized_us: Option<f64>,
 }
 
-/// What `auto` chose.
+/// The choices of `auto`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AutoPrecision {
-    /// The preset that quantizes.
+    /// The quantizing preset.
     pub preset: String,
-    /// Sequences and tokens of each, for which times are predicted.
+    /// Sequences and tokens per sequence assumed by the predictions.
     pub micro_batch: [usize; 2],
     /// Linear layers, in the order of the model.
     pub layers: Vec<AutoLayers>,
@@ -63,12 +64,12 @@ impl fmt::Display for AutoPrecision {
     }
 }
 
-/// The policy that takes `preset` for each linear layer whose GEMMs are predicted to take less time
-/// with it, quantization included, and BF16 for the others. Times are those of kernel selection on
-/// `target`, for micro-batches of `batch` sequences.
+/// Builds a policy with `preset` for each linear layer whose GEMMs are predicted faster with it,
+/// quantization included, and BF16 for all other layers. Predictions are the times of kernel
+/// selection on `target`, for micro-batches of `batch` sequences.
 ///
 /// # Errors
-/// A preset that does not exist, a graph whose experts cannot be expanded.
+/// An unknown preset, or a graph whose experts cannot be expanded.
 pub fn auto_precision(
     graph: &Graph,
     preset: &str,
@@ -87,38 +88,38 @@ pub fn auto_precision(
     Ok((policy, AutoPrecision { preset, micro_batch, layers: report }))
 }
 
-/// A linear layer, and what its calls are predicted to take.
+/// A linear layer and its predicted times.
 struct Layer {
     name: String,
-    /// Its place among the linear layers of a layer of the model, none outside of these; sizes of
+    /// Place among the linear layers of the enclosing layer (`None` outside of layers); sizes of
     /// input, weight and output.
     kind: (Option<usize>, [Vec<usize>; 3]),
     input: TensorId,
     bf16_s: f64,
-    /// The three GEMMs with quantized operands; none without kernels.
+    /// The three GEMMs with quantized operands; `None` without kernels.
     gemms_s: Option<f64>,
-    /// Quantization of the input, once for all layers that read it.
+    /// Quantization of the input, shared by all layers with this input.
     input_s: f64,
-    /// Quantization of the gradient of the output.
+    /// Quantization of the output gradient.
     gradient_s: f64,
 }
 
 impl Layer {
-    /// Seconds where `readers` layers read the quantized input.
+    /// Seconds if `readers` layers share the quantized input.
     fn quantized_s(&self, readers: usize) -> Option<f64> {
         let input_s = self.input_s / readers.max(1) as f64;
         self.gemms_s.map(|gemms_s| gemms_s + input_s + self.gradient_s)
     }
 
-    /// How many of the chosen layers read its input.
+    /// Number of chosen layers with the same input.
     fn readers(&self, layers: &[Layer], chosen: &[bool]) -> usize {
         let reads = |(layer, is_chosen): &(&Layer, &bool)| **is_chosen && layer.input == self.input;
         layers.iter().zip(chosen).filter(reads).count()
     }
 }
 
-/// Which layers are quantized. A layer that leaves makes the quantization of a shared input dearer
-/// for the others, so they are looked at again until none leaves.
+/// The layers to quantize. Removing a layer raises the cost of a shared input for the remaining
+/// readers, so the choice is repeated until no layer is removed.
 fn quantized(layers: &[Layer]) -> Vec<bool> {
     let mut chosen: Vec<bool> = layers.iter().map(|layer| layer.gemms_s.is_some()).collect();
     loop {
@@ -139,7 +140,7 @@ fn quantized(layers: &[Layer]) -> Vec<bool> {
     }
 }
 
-/// What was chosen, layers of a kind together.
+/// Summarizes the choices by kind of layer.
 fn report(layers: &[Layer], chosen: &[bool]) -> Vec<AutoLayers> {
     let mut report: Vec<(&Layer, AutoLayers)> = Vec::new();
     for (layer, is_quantized) in layers.iter().zip(chosen) {
@@ -162,7 +163,7 @@ fn report(layers: &[Layer], chosen: &[bool]) -> Vec<AutoLayers> {
     report.into_iter().map(|(_, layers)| layers).collect()
 }
 
-/// The base with a rule for each layer that is not quantized; BF16 where no layer is.
+/// The base policy with a rule for each layer kept in BF16; plain BF16 if no layer is quantized.
 fn policy(
     base: PrecisionPolicy,
     layers: &[Layer],
@@ -179,7 +180,7 @@ fn policy(
     Ok(policy.map_err(deepwell_ir::IrError::from)?)
 }
 
-/// Predicts calls of a graph.
+/// Predicts the times of calls.
 struct Times<'a> {
     policy: &'a PrecisionPolicy,
     catalog: &'a dyn KernelCatalog,
@@ -188,7 +189,7 @@ struct Times<'a> {
 }
 
 impl Times<'_> {
-    /// The linear layers of a graph whose weights a policy can quantize.
+    /// The linear layers of a graph with quantizable weights.
     fn layers(&self, graph: &Graph) -> Vec<Layer> {
         let weights: HashMap<TensorId, Option<u32>> =
             quantizable_weights(graph).into_iter().collect();
@@ -217,7 +218,7 @@ impl Times<'_> {
         graph.nodes.iter().filter_map(of_node).collect()
     }
 
-    /// The three GEMMs of a linear layer in BF16, and of quantized operands.
+    /// Seconds of the three GEMMs of a linear layer, in BF16 and with quantized operands.
     fn linear(&self, bias: bool, [x, w, y]: &[Vec<usize>; 3]) -> Option<(f64, Option<f64>)> {
         let bf16 = |shape: &[usize]| vec![dense(DType::Bf16, shape)];
         let f32 = |shape: &[usize]| vec![dense(DType::F32, shape)];
@@ -253,7 +254,7 @@ impl Times<'_> {
         Some((self.sum_s(&plain)?, self.sum_s(&scaled)))
     }
 
-    /// The same of the experts of a layer.
+    /// Seconds of the three grouped GEMMs of the experts of a layer, in BF16 and quantized.
     fn grouped(&self, op: &Op, [x, w, y]: &[Vec<usize>; 3]) -> Option<(f64, Option<f64>)> {
         let Op::GroupedGemm(fprop) = op else { return None };
         let grouped = fprop.grouped;
@@ -308,8 +309,8 @@ impl Times<'_> {
         (self.policy.activation_format(), self.policy.weight_format())
     }
 
-    /// Quantization of activations or gradients along both axes: fprop and dgrad read them rowwise,
-    /// wgrad columnwise.
+    /// Seconds of quantizing activations or gradients along both axes: rowwise for fprop and dgrad,
+    /// columnwise for wgrad.
     fn quantize_s(&self, shape: &[usize]) -> f64 {
         let &[rows, columns] = shape else { return 0.0 };
         let (format, _) = self.formats();
@@ -340,7 +341,7 @@ fn dense(dtype: DType, shape: &[usize]) -> OperandType {
     OperandType { dtype, shape: shape.to_vec() }
 }
 
-/// Data and scales of a matrix, or of a stack of them, along one axis.
+/// Data and scales of a matrix, or of a stack of matrices, along one axis.
 fn planes(format: QuantFormat, axis: Axis, stack: &[usize], shape: [usize; 2]) -> Vec<OperandType> {
     let shape = shape.map(Dim::from);
     let planes = Storage::Planes { format, axis, shape }.planes().unwrap_or_default();

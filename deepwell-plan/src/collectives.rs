@@ -1,8 +1,8 @@
-//! Times of collectives by the constants that NCCL itself chooses algorithms with.
+//! Times of collectives, predicted with the constants of NCCL's tuner.
 //!
-//! For each algorithm and protocol NCCL takes `latency + bytes / bandwidth` and runs the one with
-//! the least; the constants are those of its tuner (`src/graph/tuning.cc`, `topo.h`). So what is
-//! predicted is what NCCL predicts when it chooses.
+//! For each algorithm and protocol NCCL computes `latency + bytes / bandwidth` and runs the
+//! fastest. The constants are from NCCL's tuner (`src/graph/tuning.cc`, `topo.h`), so the predicted
+//! times are NCCL's own estimates.
 //!
 //! ```
 //! use deepwell_plan::collectives::{Collective, Fabric, Generation};
@@ -14,7 +14,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// GPU generations that the tuner tells apart.
+/// GPU generations distinguished by the tuner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Generation {
@@ -26,20 +26,20 @@ pub enum Generation {
     Blackwell,
 }
 
-/// What ranks do together.
+/// A collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Collective {
-    /// Each rank gets the sum of all.
+    /// Each rank gets the sum over all ranks.
     AllReduce,
-    /// Each rank gets all parts.
+    /// Each rank gets the parts of all ranks.
     AllGather,
-    /// Each rank gets the sum of one part.
+    /// Each rank gets one part of the sum.
     ReduceScatter,
-    /// Each rank gets a part of each.
+    /// Each rank gets a part from every rank.
     AllToAll,
 }
 
-/// How NCCL moves the bytes.
+/// NCCL's algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Algorithm {
     /// A ring through all ranks.
@@ -52,10 +52,10 @@ pub enum Algorithm {
     Pairs,
 }
 
-/// How a receiver learns that bytes are there.
+/// NCCL's protocol: the signal of arrived data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Protocol {
-    /// A flag beside each 4 bytes.
+    /// A flag with each 4 bytes.
     Ll,
     /// A flag for each 128 bytes.
     Ll128,
@@ -63,31 +63,31 @@ pub enum Protocol {
     Simple,
 }
 
-/// What one collective takes.
+/// Predicted time of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CollectiveTime {
     /// Seconds.
     pub seconds: f64,
-    /// Algorithm with the least time.
+    /// The fastest algorithm.
     pub algorithm: Algorithm,
-    /// Its protocol.
+    /// The algorithm's protocol.
     pub protocol: Protocol,
 }
 
-/// GPUs and the two networks between them.
+/// GPUs and the two networks connecting them.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fabric {
     /// Generation of the GPUs.
     pub generation: Generation,
-    /// GPUs of an NVLink domain.
+    /// GPUs per NVLink domain.
     pub domain_gpus: usize,
-    /// GB/s of the network in one direction for each GPU.
+    /// GB/s of the network in one direction, per GPU.
     pub nic_gbps: f64,
-    /// Share of the generation's NVLink bandwidth that is there, 1 for all of it.
+    /// Available share of the generation's NVLink bandwidth, 1 for all links.
     #[serde(default = "whole")]
     pub nvlink_share: f64,
-    /// Whether collectives within a domain have the rates that Deepwell's runs measured, without
-    /// sums in the switch, in place of what NCCL's tuner counts on.
+    /// Whether collectives within a domain use the rates measured in Deepwell's runs, without
+    /// NVLink SHARP, instead of the tuner's rates.
     #[serde(default)]
     pub measured: bool,
 }
@@ -117,8 +117,9 @@ const TREE_NVLINK_US: [f64; 3] = [0.6, 1.25, 4.0];
 const RING_NET_US: [f64; 3] = [2.7, 4.0, 14.0];
 const TREE_NET_US: [f64; 3] = [5.0, 8.5, 14.0];
 const NVLS_US: f64 = 25.0;
-/// GB/s of an H100's NVLinks in the tuner. Two H100s reached 326, 269, 255 and 311 of them by
-/// messages of 1 GiB (`benchmarks/ranks_h100_2026-11-27.md`).
+/// GB/s of an H100's NVLinks in the tuner. Two H100s reached 326 (all-reduce), 269 (all-gather),
+/// 255 (reduce-scatter) and 311 (all-to-all) with messages of 1 GiB
+/// (`benchmarks/ranks_h100_2026-11-27.md`).
 const TUNER_GBPS: f64 = 18.0 * 20.6;
 
 const PROTOCOLS: [Protocol; 3] = [Protocol::Ll, Protocol::Ll128, Protocol::Simple];
@@ -159,7 +160,7 @@ impl Generation {
         }
     }
 
-    /// GB/s of one GPU's NVLinks together in one direction, as NCCL counts them.
+    /// GB/s of all NVLinks of a GPU in one direction, as counted by NCCL.
     pub fn nvlink_gbps(self) -> f64 {
         let constants = self.constants();
         constants.links * constants.link_gbps
@@ -167,18 +168,18 @@ impl Generation {
 }
 
 impl Fabric {
-    /// GPUs with all the NVLinks of their generation.
+    /// A fabric with all NVLinks of the generation.
     pub const fn new(generation: Generation, domain_gpus: usize, nic_gbps: f64) -> Fabric {
         Fabric { generation, domain_gpus, nic_gbps, nvlink_share: 1.0, measured: false }
     }
 
-    /// GB/s of one GPU's NVLinks together in one direction, as NCCL counts them.
+    /// GB/s of all NVLinks of a GPU in one direction, as counted by NCCL.
     pub fn nvlink_gbps(&self) -> f64 {
         self.nvlink_share * self.generation.nvlink_gbps()
     }
 
-    /// Time of a collective over `ranks` ranks, of which `local` are in one NVLink domain. `bytes`
-    /// is the whole buffer: of a sum, of what is gathered, of what one rank sends to all.
+    /// Time of a collective over `ranks` ranks, `local` of them per NVLink domain. `bytes` is the
+    /// size of the whole buffer: the sum, the gathered buffer, or all bytes sent by one rank.
     pub fn time(
         &self,
         collective: Collective,
@@ -216,7 +217,7 @@ impl Fabric {
         best
     }
 
-    /// Seconds until `bytes` of one rank are at another one.
+    /// Seconds of sending `bytes` from one rank to another.
     pub fn send(&self, bytes: f64, within_domain: bool) -> f64 {
         let (gbps, hop_us) = if within_domain {
             (self.nvlink_gbps(), RING_NVLINK_US[2])
@@ -226,7 +227,7 @@ impl Fabric {
         (RING_BASE_US[2] + hop_us) * 1e-6 + bytes / (gbps * 1e9)
     }
 
-    /// GB/s through which a ring's bytes pass: NVLink, or the NICs of the ranks of one domain.
+    /// GB/s of a ring's bottleneck: NVLink, or the NICs of the ranks of one domain.
     fn ring_gbps(&self, local: usize, nodes: usize) -> f64 {
         let nvlink = self.nvlink_gbps();
         let network = self.nic_gbps * local as f64;
@@ -237,7 +238,7 @@ impl Fabric {
         }
     }
 
-    /// Share of NVLink's rate in NCCL's tuner that a collective within a domain reaches.
+    /// Share of the tuner's NVLink rate reached by a collective within a domain.
     fn reached_share(&self, collective: Collective, nodes: usize) -> f64 {
         if !self.measured || nodes > 1 {
             return 1.0;
@@ -295,7 +296,7 @@ impl Fabric {
         latency_us * 1e-6 + bytes / (bus * 0.5 * 1e9)
     }
 
-    /// Sums in the switch: each byte goes up once and down once, in both directions at a time.
+    /// NVLink SHARP: each byte goes up once and down once, in both directions at the same time.
     fn nvls(&self, bytes: f64, local: usize, nodes: usize) -> Option<f64> {
         let efficiency = self.generation.constants().nvls_efficiency?;
         if nodes > 1 || local < 3 || self.measured {
@@ -317,7 +318,7 @@ impl Fabric {
     }
 }
 
-/// Place in a table for one, two, and four or more nodes.
+/// Index of the arrays for one, two, and four or more nodes.
 fn size_class(nodes: usize) -> usize {
     match nodes {
         0 | 1 => 0,

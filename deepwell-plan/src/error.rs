@@ -1,4 +1,4 @@
-//! What can go wrong between a graph and a program.
+//! Errors of planning and lowering.
 
 use deepwell_ir::{IrError, NoKernel};
 use thiserror::Error;
@@ -9,7 +9,7 @@ use crate::PrecisionFallback;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// A pass or a verifier refused.
+    /// Error of a pass or of a verifier.
     #[error(transparent)]
     Ir(#[from] IrError),
     /// No kernel serves a call.
@@ -17,18 +17,18 @@ pub enum PlanError {
     NoKernel {
         /// The call.
         call: String,
-        /// Who was asked and why not.
+        /// The rejected kernels, with reasons.
         #[source]
         source: NoKernel,
     },
-    /// A size that cannot be planned for.
+    /// A size that cannot be planned.
     #[error("{what}: expected {expected}, got {got}")]
     Request {
-        /// What was asked.
+        /// The requested quantity.
         what: &'static str,
-        /// What is possible.
+        /// The possible values.
         expected: String,
-        /// What came.
+        /// The given value.
         got: String,
     },
     /// A table of measurements that cannot be read.
@@ -36,12 +36,12 @@ pub enum PlanError {
     Score {
         /// The file.
         file: String,
-        /// Its line, from 1.
+        /// Line of the file, from 1.
         line: usize,
-        /// What was expected and what came.
+        /// Expected and actual content.
         what: String,
     },
-    /// A policy of which the device serves nothing.
+    /// A policy without any format supported by the device.
     #[error(
         "precision: expected formats that the device computes, got a policy of which it serves \
          nothing{}\nhint: `bf16` asks for what would run; `allow_fallback` (`--allow-fallback`) \
@@ -49,10 +49,10 @@ pub enum PlanError {
         fallbacks.iter().map(|it| format!("\n  {it}")).collect::<String>()
     )]
     NothingServed {
-        /// What was asked for, by reason.
+        /// Unsupported formats, by reason.
         fallbacks: Vec<PrecisionFallback>,
     },
-    /// Nothing fits.
+    /// No candidate fits into memory.
     #[error(
         "no plan fits into {} of memory; tried:{}\nhint: a shorter sequence or a smaller model \
          needs less",
@@ -60,28 +60,28 @@ pub enum PlanError {
         rejected.iter().map(|r| format!("\n  {r}")).collect::<String>()
     )]
     NothingFits {
-        /// Memory that may be used.
+        /// Memory limit.
         limit_bytes: u64,
-        /// What was tried, with reasons.
+        /// The candidates, with reasons.
         rejected: Vec<String>,
     },
-    /// There is no plan, and memory is not the only reason.
+    /// No plan exists, for reasons other than memory alone.
     #[error(
         "{what}:{}\nhint: {hint}",
         rejected.iter().map(|r| format!("\n  {r}")).collect::<String>()
     )]
     NoPlan {
-        /// What was searched for and does not exist.
+        /// The missing plan.
         what: String,
-        /// What was tried, with reasons.
+        /// The candidates, with reasons.
         rejected: Vec<String>,
-        /// What may help.
+        /// A suggestion.
         hint: String,
     },
 }
 
 impl PlanError {
-    /// Whether the question was well put and the answer is that there is no plan.
+    /// Whether the request is valid but no plan exists.
     pub fn is_no_plan(&self) -> bool {
         matches!(self, PlanError::NothingFits { .. } | PlanError::NoPlan { .. })
     }

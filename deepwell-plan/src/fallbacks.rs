@@ -1,5 +1,5 @@
-//! What a precision policy asks for and a device does not serve: told, counted, and an error where
-//! nothing is left of it.
+//! Formats requested by a precision policy but unsupported by the device: reported, counted, and an
+//! error if no quantized format is left.
 
 use std::fmt;
 
@@ -9,16 +9,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::{PlanError, Planned};
 
-/// Tensors that do not get the format that the policy asks for, for one reason.
+/// Tensors that do not get the requested format, for a common reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrecisionFallback {
-    /// The format that the policy asks for.
+    /// The format requested by the policy.
     pub asked: Format,
-    /// The format that they get.
+    /// The format used instead.
     pub format: Format,
-    /// How many tensors.
+    /// Number of tensors.
     pub tensors: usize,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
@@ -31,7 +31,7 @@ impl fmt::Display for PrecisionFallback {
     }
 }
 
-/// The fallbacks of tensors by distinct reason, in the order of the first tensor of each.
+/// Groups the fallbacks by reason, in the order of the first tensor of each group.
 ///
 /// ```
 /// use deepwell_ir::TensorPrecision;
@@ -53,7 +53,8 @@ pub fn precision_fallbacks(tensors: &[TensorPrecision]) -> Vec<PrecisionFallback
     let mut found: Vec<PrecisionFallback> = Vec::new();
     for tensor in tensors {
         let Some(asked) = tensor.asked else { continue };
-        // Who asked is of each tensor, why it is not served of all.
+        // The part after the marker names the requesting rule and differs by tensor; the reason
+        // before it does not.
         let reason = tensor.reason.split("; asked for by: ").next().unwrap_or_default();
         let format = tensor.format;
         let is_same = |it: &&mut PrecisionFallback| {
@@ -71,10 +72,10 @@ pub fn precision_fallbacks(tensors: &[TensorPrecision]) -> Vec<PrecisionFallback
 }
 
 impl Planned {
-    /// What the policy asks for and the device does not serve, over all stages of a pipeline.
+    /// The unsupported formats of the policy, over all pipeline stages.
     ///
     /// # Errors
-    /// [`PlanError::NothingServed`] where tensors are asked for in a quantized format and none is,
+    /// [`PlanError::NothingServed`] if quantized formats are requested but no tensor gets one,
     /// unless `allow_fallback`.
     pub fn fallbacks(&self, allow_fallback: bool) -> Result<Vec<PrecisionFallback>, PlanError> {
         let fallbacks = precision_fallbacks(&self.precision);

@@ -1,7 +1,7 @@
-//! Answers of a catalog that are kept.
+//! A catalog with cached answers.
 //!
-//! A model's layers ask for the same kernels, and so do the programs of other plans: a search that
-//! lowers a hundred programs asks a catalog a few hundred different questions.
+//! All layers of a model request the same kernels, and so do the programs of other plans: a search
+//! with a hundred lowered programs has a few hundred distinct requests.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -12,8 +12,8 @@ use deepwell_ir::{
 };
 use deepwell_precision::QuantFormat;
 
-/// A catalog that is asked once for each op, its operands and the device. Which rank of a plan asks
-/// does not matter: an op says itself how many ranks it has.
+/// Caches a catalog by op, operands and device. The rank is ignored: an op contains its number of
+/// ranks.
 pub struct KnownKernels {
     catalog: Box<dyn KernelCatalog>,
     selections: Answers<Result<Selection, NoKernel>>,
@@ -21,7 +21,7 @@ pub struct KnownKernels {
 }
 
 impl KnownKernels {
-    /// The answers of `catalog`.
+    /// Creates an empty cache over `catalog`.
     pub fn new(catalog: Box<dyn KernelCatalog>) -> KnownKernels {
         let (selections, predictions) = (Answers::default(), Answers::default());
         KnownKernels { catalog, selections, predictions }
@@ -68,7 +68,7 @@ struct Answers<T>(RefCell<HashMap<Vec<OperandType>, Vec<Answer<T>>>>);
 struct Answer<T> {
     op: Op,
     input_count: usize,
-    /// Without its ranks.
+    /// The target without ranks.
     device: Target,
     answer: T,
 }
@@ -98,7 +98,7 @@ impl<T: Clone> Answers<T> {
     }
 }
 
-/// Whether a target is this device, as any rank.
+/// Whether a target is this device, for any rank.
 fn is_device(device: &Target, target: &Target) -> bool {
     let Target { arch, features, libraries, workers, gpu, gpu_name, ranks: _ } = target;
     (&device.arch, &device.features, &device.libraries) == (arch, features, libraries)

@@ -1,14 +1,13 @@
-//! Plans how a model trains on the hardware at hand, lowers it to a program and predicts memory
-//! and time before anything runs.
+//! Plans the training of a model on given hardware, lowers it to a program, and predicts memory and
+//! time before the run.
 //!
 //! # Brief overview
 //!
-//! A [`Plan`] is data: device, micro-batches, recomputation, precision, kernels and the
-//! optimizer's buckets. [`autoplan`] fills it by trying candidates: each is lowered by
-//! [`lower`] to a [`deepwell_ir::Program`] and predicted by [`dryrun`]. [`lower`] runs the graph
-//! passes, appends the optimizer, schedules micro-batches, asks a
-//! [`deepwell_ir::KernelCatalog`] for kernels and packs everything that lives within a step into
-//! one arena ([`arena`]).
+//! A [`Plan`] is data: device, micro-batches, recomputation, precision, kernels and the optimizer's
+//! buckets. [`autoplan`] tries candidates: [`lower`] lowers each candidate to a
+//! [`deepwell_ir::Program`], and [`dryrun`] predicts the program. [`lower`] runs the graph passes,
+//! appends the optimizer, schedules micro-batches, selects kernels from a
+//! [`deepwell_ir::KernelCatalog`] and packs all values of a step into one arena ([`arena`]).
 //!
 //! ```
 //! use deepwell_plan::arena::{Lifetime, pack};
@@ -66,7 +65,7 @@ pub use program_memory::{ProgramBytes, ProgramMemory};
 pub use stages::{balanced_stages, passes_of};
 pub use strategy::{ActivationRecompute, LayerSplit, Strategy};
 
-/// Bytes for people: `12.3 MiB`.
+/// Formats bytes for people: `12.3 MiB`.
 pub fn format_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut amount = bytes as f64;

@@ -85,7 +85,7 @@ pub struct Scheduling<'a> {
 pub const EXCHANGES: StreamId = 1;
 
 impl Scheduling<'_> {
-    /// Gradient accumulation: one micro-batch after the other, all calls on one stream.
+    /// Gradient accumulation with sequential micro-batches and all calls on one stream.
     pub fn of(plan: &Plan) -> Scheduling<'static> {
         Scheduling {
             passes: Schedule::gradient_accumulation(plan.micro_batches),

@@ -1,10 +1,10 @@
 //! Memory of a pipeline stage's rank: states, activations, logits, workspaces.
 //!
-//! Activations are counted tensor by tensor from what the backward pass of each op reads, the way
-//! Megatron-LM with Transformer Engine saves it. Every term is a count of elements times the bytes
-//! of one; no coefficient is fitted. [`MemoryRules`] says which kernels and buffers there are;
-//! [`MemoryRules::megatron`] are those of Megatron-LM's own accounting, where a figure is what
-//! PyTorch's allocator gave out: neither context nor NCCL.
+//! Activations are counted tensor by tensor from the reads of each op's backward pass, as saved by
+//! Megatron-LM with Transformer Engine. Every term is a number of elements times the bytes of an
+//! element; no coefficient is fitted. [`MemoryRules`] selects kernels and buffers.
+//! [`MemoryRules::megatron`] is Megatron-LM's own accounting: bytes allocated by PyTorch, without
+//! CUDA context and NCCL.
 
 mod fsdp;
 mod phases;
@@ -24,26 +24,26 @@ pub(crate) use stage_layers::expand;
 use stage_layers::kinds;
 pub use stage_layers::{StageLayers, layout, parse_layout};
 
-/// Context and NCCL of a rank among others: what lies outside of the allocator.
+/// CUDA context and NCCL of a rank in a group: memory outside of the allocator.
 pub const OUTSIDE_BYTES: f64 = 3e9;
 
-/// Context of a GPU whose rank is alone: that of the driver with its kernels, on an H200.
+/// CUDA context of a single rank: driver and kernels, on an H200.
 pub const CONTEXT_BYTES: f64 = 560.0 * MIB;
 
 const MIB: f64 = (1u64 << 20) as f64;
 
-/// Which kernel computes attention, and so what it saves.
+/// Attention kernel, which determines the saved tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttentionKernel {
-    /// Scores, probabilities, dropout and its mask are stored: 5 bytes of each score.
+    /// Scores, probabilities, dropout and its mask are stored: 5 bytes per score.
     Unfused,
     /// Flash attention: output and the log-sum-exp of each row.
     Flash,
-    /// As flash, with another copy of the output: cuDNN's on Blackwell.
+    /// Flash attention with a second copy of the output: cuDNN's on Blackwell.
     FusedWithCopy,
 }
 
-/// What selective recomputation makes again, as Megatron-LM names the modules.
+/// Modules recomputed by selective recomputation, with Megatron-LM's names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecomputedModules {
     /// Scores and probabilities of attention (`core_attn`).
@@ -60,35 +60,35 @@ pub struct RecomputedModules {
     pub activation: bool,
 }
 
-/// What beside the model decides how much memory a rank takes.
+/// Kernels and buffers that determine a rank's memory, besides the model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MemoryRules {
     /// Kernel of attention.
     pub attention: AttentionKernel,
-    /// Bytes held for each logit while the loss is computed: BF16 logits and one FP32 copy are 6,
-    /// a fused cross-entropy that keeps the exponentials apart has 10, one in chunks nearly 0.
+    /// Bytes per logit during the loss: 6 for BF16 logits and an FP32 copy, 10 for a fused
+    /// cross-entropy with separate exponentials, nearly 0 for a chunked loss.
     pub logit_bytes: f64,
     /// GEMM workspaces.
     pub workspace_bytes: f64,
-    /// Whether a mask of `seq` x `seq` bytes for each sequence comes with the batch.
+    /// Whether the batch includes a mask of `seq` x `seq` bytes per sequence.
     pub attention_mask: bool,
     /// Whether dropout stores masks.
     pub dropout: bool,
-    /// Whether queries and keys are normalized, which keeps them before and after.
+    /// Whether queries and keys are normalized; inputs and outputs of the norms are saved.
     pub qk_norm: bool,
-    /// Buffers of hidden states that P2P holds beside the input of a micro-batch.
+    /// Buffers of hidden states for P2P, in addition to the input of a micro-batch.
     pub p2p_buffers: f64,
-    /// What selective recomputation makes again.
+    /// Modules recomputed by selective recomputation.
     pub selective: RecomputedModules,
     /// Rows of the busiest expert rank over the mean.
     pub expert_imbalance: f64,
-    /// Limits the pairs of an expert to so many times the even share, and with them the rows of
-    /// buffers. Without a limit buffers have `expert_imbalance` times the mean.
+    /// Expert capacity as a multiple of an even share; limits the rows of buffers. Without a limit
+    /// buffers have `expert_imbalance` times the mean.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
     /// Groups of data-parallel ranks that each hold all optimizer states.
     pub optimizer_instances: usize,
-    /// Bytes of a parameter without ZeRO: compute copy, gradient, master weight, two moments.
+    /// Bytes per parameter without ZeRO: compute copy, gradient, master weight, two moments.
     pub parameter_bytes: f64,
     /// See `parameter_bytes`.
     pub gradient_bytes: f64,
@@ -97,8 +97,8 @@ pub struct MemoryRules {
 }
 
 impl MemoryRules {
-    /// Megatron-LM in BF16 with Transformer Engine on Hopper: cuBLAS of PyTorch twice and of
-    /// Transformer Engine once, 32 MiB each.
+    /// Megatron-LM in BF16 with Transformer Engine on Hopper: two cuBLAS workspaces of PyTorch and
+    /// one of Transformer Engine, 32 MiB each.
     pub fn megatron() -> MemoryRules {
         MemoryRules {
             attention: AttentionKernel::Flash,
@@ -122,10 +122,10 @@ impl MemoryRules {
         }
     }
 
-    /// Without dropout and masks, the loss in chunks: large models as they are trained today.
+    /// Without dropout and masks, with a chunked loss: current training of large models.
     ///
-    /// Selective recomputation discards what memory-bound kernels make, outputs of norms and of
-    /// activation functions, and latent attention's queries, keys and values.
+    /// Selective recomputation discards outputs of memory-bound kernels: norms, activation
+    /// functions, and latent attention's queries, keys and values.
     pub fn lean() -> MemoryRules {
         MemoryRules {
             logit_bytes: 0.5,
@@ -144,7 +144,7 @@ impl MemoryRules {
     }
 }
 
-/// Memory of one rank by what holds it, in bytes.
+/// Memory of one rank by use, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageMemory {
     /// Compute copies of the parameters.
@@ -153,25 +153,25 @@ pub struct StageMemory {
     pub gradients: f64,
     /// Master weights and moments.
     pub optimizer: f64,
-    /// What forward passes keep for backward passes.
+    /// Tensors saved by forward passes for backward passes.
     pub activations: f64,
-    /// The loss: logits and what is made of them.
+    /// Logits and their derivatives in the loss.
     pub logits: f64,
     /// Workspaces, masks, P2P buffers, gathered parameters.
     pub workspace: f64,
-    /// Outside of the allocator: context, NCCL, graphs.
+    /// Outside of the allocator: CUDA context, NCCL, CUDA graphs.
     pub outside: f64,
-    /// Of the host: pinned batches.
+    /// Host memory of pinned batches.
     pub host_batches: f64,
-    /// Of the host: master weights and moments, where it updates them.
+    /// Host memory of master weights and moments, with the optimizer on the host.
     #[serde(default)]
     pub host_optimizer: f64,
-    /// Of the host while a checkpoint is staged: those, and a copy of the states.
+    /// Host memory during checkpoint staging: the above, and a copy of the states.
     pub host: f64,
 }
 
 impl StageMemory {
-    /// What the allocator gives out at the peak of a step.
+    /// Bytes allocated at the peak of a step.
     pub fn allocated(&self) -> f64 {
         self.parameters
             + self.gradients
@@ -181,7 +181,7 @@ impl StageMemory {
             + self.workspace
     }
 
-    /// What the allocator takes from the device: blocks of 2 MiB for each kind.
+    /// Bytes reserved by the allocator on the device: blocks of 2 MiB for each kind.
     pub fn reserved(&self) -> f64 {
         let parts = [
             self.parameters,
@@ -194,18 +194,18 @@ impl StageMemory {
         parts.into_iter().map(in_blocks).sum()
     }
 
-    /// What the device must have.
+    /// Bytes needed on the device.
     pub fn device(&self) -> f64 {
         self.reserved() + self.outside
     }
 }
 
-/// Bytes in whole blocks of 2 MiB.
+/// Rounds bytes up to whole blocks of 2 MiB.
 fn in_blocks(bytes: f64) -> f64 {
     (bytes / (2.0 * MIB)).ceil() * 2.0 * MIB
 }
 
-/// Bytes that a forward pass of one micro-batch through `layer` keeps on one rank.
+/// Bytes saved on one rank by the forward pass of one micro-batch through `layer`.
 pub fn layer_activation_bytes(
     shape: &ModelShape,
     at: &Strategy,
@@ -215,14 +215,14 @@ pub fn layer_activation_bytes(
 ) -> f64 {
     let tokens = (seq / at.cp * at.micro_batch) as f64;
     let (tp, sequence_ranks) = (at.tp as f64, at.sequence_ranks() as f64);
-    // Elements of the hidden states: where TP divides them, and where only SP does.
+    // Elements of the hidden states: split by TP, and split only by SP.
     let hidden = tokens * shape.hidden as f64;
     let between = hidden / sequence_ranks;
     if at.recompute == ActivationRecompute::Full {
         return 2.0 * between;
     }
     let mask = if rules.dropout { between } else { 0.0 };
-    // Input of the layer, its norm's output, dropout's mask; the same around the second block.
+    // Input of the layer, output of its norm, dropout mask; the same around the second block.
     let none = RecomputedModules::default();
     let again = match at.recompute {
         ActivationRecompute::None | ActivationRecompute::Full => none,
@@ -247,19 +247,20 @@ pub fn layer_activation_bytes(
                 let room = |factor| experts.room_over_mean(factor, at.ep);
                 let over_mean = rules.capacity_factor.map_or(rules.expert_imbalance, room);
                 let rows = tokens * experts.top_k as f64 * etp / tp * over_mean;
-                // Output of the first GEMM, of the activation, and of the router's weight on it.
+                // Output of the first GEMM, of the activation, and of the multiplication by the
+                // router's weight.
                 let kept = if again.expert_activation { 0.0 } else { 2.0 };
                 let columns = (shape.gate_factor() + kept) * experts.ffn as f64 / etp;
                 let shared = (shape.gate_factor() + act) * experts.shared_ffn as f64;
                 let shared = if again.mlp { 0.0 } else { shared };
-                // Permuted in, permuted out.
+                // Permuted inputs and outputs.
                 rows * (4.0 * shape.hidden as f64 + 2.0 * columns) + 2.0 * tokens * shared / tp
             }
         }
     }
 }
 
-/// What attention itself keeps: queries, keys, values, output, statistics or scores.
+/// Bytes saved by attention: queries, keys, values, output, statistics or scores.
 fn attention_bytes(
     shape: &ModelShape,
     at: &Strategy,
@@ -273,7 +274,8 @@ fn attention_bytes(
     let (mut bytes, out_width) = match shape.latent {
         Some(latent) => {
             let (qk, rope, v) = (latent.qk_dim as f64, latent.rope_dim as f64, latent.v_dim as f64);
-            // Before and after the latent norms, then queries, keys, values, the keys' projection.
+            // Inputs and outputs of the latent norms, then queries, keys, values, the keys'
+            // projection.
             let low = 2.0 * (latent.q_rank + latent.kv_rank) as f64 + rope;
             let high = 2.0 * (qk + rope) + v + (qk + v);
             let high = if again.mla_up { 0.0 } else { high };
@@ -290,7 +292,7 @@ fn attention_bytes(
     if rules.attention == AttentionKernel::FusedWithCopy {
         bytes += output;
     }
-    // The ring's result is not in the order in which the next GEMM reads it.
+    // The ring's output has to be reordered for the next GEMM.
     if at.cp > 1 {
         bytes += output;
     }
@@ -306,7 +308,7 @@ fn attention_bytes(
     bytes
 }
 
-/// Bytes that a forward pass of one micro-batch through each chunk of a stage keeps.
+/// Bytes saved by the forward pass of one micro-batch through each chunk of a stage.
 pub(crate) fn chunk_activation_bytes(
     shape: &ModelShape,
     at: &Strategy,
@@ -314,7 +316,7 @@ pub(crate) fn chunk_activation_bytes(
     seq: usize,
     layers: &StageLayers,
 ) -> Vec<f64> {
-    // Layers of a kind are alike.
+    // All layers of a kind are equal.
     let of_layer = |layer| layer_activation_bytes(shape, at, rules, seq, layer);
     let (dense, expert) = (of_layer(0), of_layer(shape.layers.saturating_sub(1)));
     let of_chunk = |chunk: &Range<usize>| {
@@ -324,7 +326,7 @@ pub(crate) fn chunk_activation_bytes(
     layers.chunks.iter().map(of_chunk).collect()
 }
 
-/// Memory of a rank of the stage that holds `layers` and runs `order`.
+/// Memory of a rank of the stage with `layers` and `order`.
 pub fn stage_memory(
     shape: &ModelShape,
     at: &Strategy,
@@ -337,7 +339,8 @@ pub fn stage_memory(
     memory_at_peak(shape, at, rules, seq, layers, &peak)
 }
 
-/// As [`stage_memory`] for evenly divided layers, at a cost that does not grow with micro-batches.
+/// [`stage_memory`] for evenly divided layers, at a cost independent of the number of
+/// micro-batches.
 pub fn stage_memory_estimate(
     shape: &ModelShape,
     at: &Strategy,
@@ -365,9 +368,9 @@ pub fn stage_memory_estimate(
     memory_at_peak(shape, at, rules, seq, &layers, &peak)
 }
 
-/// Most bytes in flight of an interleaved schedule with unequal chunks. What forward passes add and
-/// backward passes free repeats after each chunk had as many micro-batches as there are stages, so
-/// that one such period after the warm-up has the peak.
+/// Peak bytes in flight of an interleaved schedule with unequal chunks. The changes by forward and
+/// backward passes repeat once each chunk has had as many micro-batches as there are stages, so the
+/// peak occurs within one such period after the warm-up.
 fn interleaved_peak(chunk_bytes: &[f64], at: &Strategy, stage: usize) -> f64 {
     let (stages, chunks) = (at.pp, chunk_bytes.len());
     let all = at.micro_batches * chunks;
@@ -423,7 +426,7 @@ fn memory_at_peak(
     memory
 }
 
-/// Parameters of a stage's layers on one rank, before ZeRO divides them.
+/// Parameters of a stage's layers on one rank, before ZeRO sharding.
 pub(crate) fn layer_parameters(
     shape: &ModelShape,
     at: &Strategy,
@@ -438,7 +441,7 @@ pub(crate) fn layer_parameters(
     }
 }
 
-/// Parameters, gradients and optimizer of a stage's rank, divided as ZeRO says.
+/// Parameters, gradients and optimizer states of a stage's rank, sharded by ZeRO.
 pub(crate) fn states(
     shape: &ModelShape,
     at: &Strategy,
@@ -460,7 +463,7 @@ pub(crate) fn states(
     }
     if layers.has_head {
         dense += (shape.norm_vectors * shape.hidden) as f64;
-        // On a stage of its own a tied head is a copy.
+        // A tied head on another stage than the embedding is a copy.
         if !shape.tied || !layers.has_embedding {
             tables += embedding;
         }
@@ -477,7 +480,7 @@ pub(crate) fn states(
     } else {
         dense + routed
     };
-    // ZeRO-3 gathers two layers at a time, and the table of the head while the loss is computed.
+    // ZeRO-3 gathers two layers at a time, and the head's table during the loss.
     let around_loss = tables.min(embedding) + largest;
     let gathered = if at.zero >= 3 { around_loss.max(2.0 * largest) } else { 0.0 };
     StageMemory {
@@ -489,8 +492,8 @@ pub(crate) fn states(
     }
 }
 
-/// Most bytes of activations in flight; on the stage of the loss, while a loss is computed, since
-/// the logits are there then.
+/// Peak bytes of activations in flight. On the stage with the loss only passes of the last chunk
+/// count, because the logits exist only then.
 fn peak_bytes(chunk_bytes: &[f64], order: &[PipelineOp], has_head: bool) -> f64 {
     let (mut live, mut peak) = (0.0, 0.0_f64);
     for op in order {
@@ -513,8 +516,9 @@ mod tests {
     use crate::LayerSplit;
     use crate::schedule::orders;
 
-    /// Bytes of a layer beside those of "Reducing Activation Recomputation in Large Transformer
-    /// Models" (arXiv 2205.05198), table 2; statistics of the softmax are not in its formulas.
+    /// Bytes of a layer compared with table 2 of "Reducing Activation Recomputation in Large
+    /// Transformer Models" (arXiv 2205.05198); its formulas leave out the statistics of the
+    /// softmax.
     #[test]
     fn layers_are_those_of_korthikanti() {
         let (seq, batch, hidden, heads) = (2048, 4, 6144, 64);

@@ -1,4 +1,4 @@
-//! Over how many ranks one model trains, and what each of them has of it.
+//! Degrees of parallelism, and the coordinates and groups of ranks.
 
 use std::fmt;
 
@@ -10,40 +10,39 @@ use crate::schedule::PipelineSchedule;
 
 /// The degrees of parallelism of a plan.
 ///
-/// The ranks of a world are counted with the tensor place fastest, then the data place, then the
-/// pipeline place, as Megatron-LM does by default: those that exchange most are neighbours.
+/// Ranks are numbered with the tensor place fastest, then the data place, then the pipeline place,
+/// the default of Megatron-LM: ranks with the most communication are neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Parallel {
-    /// Ranks that split the tokens of a step and sum up their gradients.
+    /// Ranks that split the tokens of a step and sum their gradients.
     pub data: usize,
-    /// Neighbours among those that split each sequence (context parallelism); the others have
-    /// sequences of their own.
+    /// Context parallelism: neighbours among the data-parallel ranks that split each sequence.
+    /// Other data-parallel ranks have different sequences.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub context: usize,
-    /// ZeRO stage: what the data-parallel ranks have a part of each. 0 nothing, 1 the optimizer
-    /// state, 2 the gradients as well, 3 the weights as well.
+    /// ZeRO stage, by what data-parallel ranks shard: 0 nothing, 1 the optimizer state, 2 also the
+    /// gradients, 3 also the weights.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub zero: u8,
-    /// Ranks that split each layer: its heads and columns, and between the GEMMs the tokens
-    /// (sequence parallelism).
+    /// Tensor parallelism: ranks that split the heads and columns of each layer, and the tokens
+    /// between GEMMs (sequence parallelism).
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub tensor: usize,
-    /// Ranks that have some of the layers each.
+    /// Pipeline parallelism: ranks that split the layers.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub pipeline: usize,
-    /// Chunks of layers that each rank of a pipeline has: with more than one (virtual stages) the
-    /// schedule is interleaved 1F1B, and chunk `c` of place `p` among `n` ranks is the stage
-    /// `c n + p` of the model.
+    /// Chunks of layers of each pipeline rank. With several chunks (virtual stages) the schedule is
+    /// interleaved 1F1B, and chunk `c` of place `p` among `n` ranks is the stage `c n + p` of the
+    /// model.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub chunks: usize,
-    /// Ranks that have some of the experts each: neighbours among all that have tokens of their
-    /// own, which are the tensor-parallel and data-parallel ranks of a stage together. Experts are
-    /// whole on their ranks: what splits attention by its heads splits the tokens of experts.
+    /// Expert parallelism: ranks that split the experts, neighbours among the tensor-parallel and
+    /// data-parallel ranks of a stage. An expert is whole on its rank: tensor-parallel ranks split
+    /// attention by heads, but experts by tokens.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub expert: usize,
-    /// In which order the stages of a pipeline run their passes; interleaved where they have
-    /// several chunks.
+    /// Order of the passes of pipeline stages; interleaved for several chunks.
     #[serde(default, skip_serializing_if = "is_default")]
     pub schedule: PipelineSchedule,
 }
@@ -71,25 +70,26 @@ impl Default for Parallel {
 }
 
 impl Parallel {
-    /// Data parallel over so many ranks.
+    /// Data parallelism over `ranks` ranks.
     pub const fn data(ranks: usize) -> Parallel {
         let schedule = PipelineSchedule::OneFOneB;
         let (tensor, pipeline, chunks, expert, context) = (1, 1, 1, 1, 1);
         Parallel { data: ranks, context, zero: 0, tensor, pipeline, chunks, expert, schedule }
     }
 
-    /// Whether one rank does it all.
+    /// Whether the world has one rank.
     pub fn is_single(&self) -> bool {
         self.world_size() == 1
     }
 
-    /// Ranks of the world.
+    /// Number of ranks in the world.
     pub const fn world_size(&self) -> usize {
         self.tensor * self.data * self.pipeline
     }
 
-    /// One rank of the world with its groups, of which none has a single rank, but for that of the
-    /// same experts where ranks share the optimizer state; programs for a world of one have none.
+    /// A rank of the world with its groups. Groups of one rank are left out, except the group of
+    /// ranks with the same experts if the optimizer state is sharded; a world of one rank has no
+    /// groups.
     pub fn ranks(&self, rank: usize) -> Ranks {
         let Parallel { data, tensor, pipeline, expert, .. } = *self;
         let (at_tensor, at_data) = (self.tensor_place(rank), self.data_place(rank));
@@ -97,11 +97,11 @@ impl Parallel {
         let among_data = |at: usize| self.rank_at(at_tensor, at, at_pipeline);
         let first_of_sequence = at_data - self.context_place(rank);
         let among_context = |at: usize| among_data(first_of_sequence + at);
-        // Ranks of this stage by their tokens, and the first of those that share the experts.
+        // Ranks of this stage by token place, and the first rank of the expert-parallel group.
         let among_tokens = |at: usize| (at_pipeline * data * tensor + at) as u32;
         let at_tokens = self.token_place(rank);
         let first = at_tokens - at_tokens % expert.max(1);
-        // With one all ranks have them, as they have the rest.
+        // With one expert-parallel rank, experts are replicated like all other parameters.
         let same_experts = match expert {
             0 | 1 => Vec::new(),
             _ => (at_tokens % expert..tensor * data).step_by(expert).map(among_tokens).collect(),
@@ -131,17 +131,17 @@ impl Parallel {
         Ranks { rank: rank as u32, world_size: self.world_size() as u32, groups }
     }
 
-    /// Whether ranks share the optimizer state.
+    /// Whether ranks shard the optimizer state.
     pub const fn shares(&self) -> bool {
         self.zero > 0 && self.data > 1
     }
 
-    /// Parts of the model one behind the other: stages, each in so many chunks.
+    /// Number of consecutive parts of the model: stages times chunks.
     pub const fn stages(&self) -> usize {
         self.pipeline * self.chunks
     }
 
-    /// The first and the last stage of a rank's pipeline, where it is one of the two.
+    /// The first and the last stage of a rank's pipeline, if the rank is on one of the two.
     fn ends_of_pipeline(&self, rank: usize) -> Vec<u32> {
         let last = self.pipeline.saturating_sub(1);
         let at = |stage| self.rank_at(self.tensor_place(rank), self.data_place(rank), stage);
@@ -155,53 +155,52 @@ impl Parallel {
         ((pipeline * self.data + data) * self.tensor + tensor) as u32
     }
 
-    /// Ranks, or groups of context-parallel ones, that have sequences of their own.
+    /// Number of ranks, or context-parallel groups, with different sequences.
     pub const fn batch_ranks(&self) -> usize {
         self.data / self.context
     }
 
-    /// Which part of the sequences of a step a rank has, counted from 0: those of a part lie one
-    /// behind the other.
+    /// Index of a rank's part of the sequences of a step; the sequences of a part are contiguous.
     pub const fn batch_place(&self, rank: usize) -> usize {
         self.data_place(rank) / self.context
     }
 
-    /// Which part of each of its sequences a rank has, counted from 0.
+    /// Index of a rank's part of each of its sequences.
     pub const fn context_place(&self, rank: usize) -> usize {
         self.data_place(rank) % self.context
     }
 
-    /// Which part of the tokens of a step a rank has, counted from 0.
+    /// Index of a rank's part of the tokens of a step.
     pub const fn data_place(&self, rank: usize) -> usize {
         rank / self.tensor % self.data
     }
 
-    /// The first of the ranks that have one part of the sequences.
+    /// The first rank with the given part of the tokens.
     pub const fn first_at(&self, data_place: usize) -> usize {
         data_place * self.tensor
     }
 
-    /// Which part of each layer a rank has, counted from 0.
+    /// Index of a rank's part of each layer.
     pub const fn tensor_place(&self, rank: usize) -> usize {
         rank % self.tensor
     }
 
-    /// Which of the model's parts, in the order of its layers, a rank has, counted from 0.
+    /// A rank's pipeline place, in the order of the layers.
     pub const fn pipeline_place(&self, rank: usize) -> usize {
         rank / (self.tensor * self.data)
     }
 
-    /// A rank's place among those of its stage, which have tokens of their own each.
+    /// A rank's place among the ranks of its stage, which all have different tokens.
     pub const fn token_place(&self, rank: usize) -> usize {
         rank % (self.tensor * self.data)
     }
 
-    /// Which of the experts of each layer a rank has, counted from 0.
+    /// Index of a rank's part of the experts of each layer.
     pub const fn expert_place(&self, rank: usize) -> usize {
         self.token_place(rank) % self.expert
     }
 
-    /// Which slice a rank has of parameters that ranks have slices of, counted from 0.
+    /// Index of a rank's slice of split parameters.
     pub const fn split_place(&self, rank: usize, over: SplitOver) -> usize {
         match over {
             SplitOver::Tensor => self.tensor_place(rank),
@@ -209,7 +208,8 @@ impl Parallel {
         }
     }
 
-    /// A rank's place among those that have the same parameters and share their optimizer state.
+    /// A rank's place among the ranks with the same parameters, over which optimizer state is
+    /// sharded.
     pub const fn shard_place(&self, rank: usize, over: SplitOver) -> usize {
         match over {
             SplitOver::Tensor => self.data_place(rank),
@@ -217,18 +217,17 @@ impl Parallel {
         }
     }
 
-    /// Ranks of one class have the same part of the model, and so one program
-    /// ([`deepwell_ir::Program::for_rank`]): those with the same tensor, context, pipeline and
-    /// expert place.
+    /// The class of a rank. Ranks of a class have the same part of the model and the same program
+    /// ([`deepwell_ir::Program::for_rank`]): equal tensor, context, pipeline and expert place.
     pub const fn class(&self, rank: usize) -> [usize; 4] {
         let (context, expert) = (self.context_place(rank), self.expert_place(rank));
         [self.tensor_place(rank), context, self.pipeline_place(rank), expert]
     }
 
-    /// Sequences of a step that one rank has.
+    /// Sequences per step of one rank.
     ///
     /// # Errors
-    /// A batch that cannot be split evenly.
+    /// A batch that ranks cannot split evenly.
     pub fn rows_of_rank(&self, global_batch: usize) -> Result<usize, PlanError> {
         let ranks = self.batch_ranks();
         if ranks > 0 && global_batch.is_multiple_of(ranks) {
@@ -241,10 +240,10 @@ impl Parallel {
         })
     }
 
-    /// Checks what every program of such a world needs.
+    /// Checks requirements common to all programs.
     ///
     /// # Errors
-    /// A degree or ZeRO stage that cannot be, or is not there yet.
+    /// An invalid or unsupported degree or ZeRO stage.
     pub fn check(&self) -> Result<(), PlanError> {
         let Parallel { data, context, zero, tensor, pipeline, chunks, expert, schedule } = *self;
         let refuse = |what, expected: &str, got: String| {
@@ -365,7 +364,7 @@ mod tests {
             [SplitOver::Tensor, SplitOver::Expert].map(|it| wide.shard_place(13, it)),
             [2, 1]
         );
-        // Alone with its experts, a rank shares their state with itself.
+        // Alone with its experts, a rank is in a group of its own.
         let all = Parallel { expert: 8, zero: 1, ..parallel };
         assert_eq!(all.ranks(9).named("expert_data").unwrap().1.ranks, [9]);
         let named = |parallel: Parallel| -> Vec<String> {

@@ -1,4 +1,4 @@
-//! How a model trains on the hardware at hand, as data.
+//! A training plan for given hardware, as data.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Parallel, format_bytes};
 
-/// The kernel that serves an op, and how often.
+/// The kernel of an op, and the number of calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KernelPlan {
@@ -15,7 +15,7 @@ pub struct KernelPlan {
     pub op: String,
     /// Name of the kernel.
     pub kernel: String,
-    /// Its tile, for those that have one.
+    /// Tile of the kernel, if the kernel has tiles.
     pub tile: Option<Tile>,
     /// Calls per step.
     pub calls: usize,
@@ -33,12 +33,12 @@ pub struct OptimizerSpec {
     pub eps: f32,
     /// Decoupled weight decay of matrices; vectors have none.
     pub weight_decay: f32,
-    /// By how much a step moves the selection biases of routers, which follow the load of experts.
+    /// Step size of the selection biases of routers, which follow the load of experts.
     #[serde(skip_serializing_if = "is_default_rate")]
     pub selection_bias_rate: f32,
 }
 
-/// That of most of the training of DeepSeek-V3, arXiv 2412.19437, section 4.2.
+/// The rate in most of the training of DeepSeek-V3, arXiv 2412.19437, section 4.2.
 const SELECTION_BIAS_RATE: f32 = 1e-3;
 
 fn is_default_rate(rate: &f32) -> bool {
@@ -58,66 +58,67 @@ impl Default for OptimizerSpec {
     }
 }
 
-/// Everything that decides how a model runs: on one device, or on each of several ranks.
+/// All decisions about a model's training, on one device or on several ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
     /// Name of the model.
     pub model: String,
-    /// `cpu`, `cuda:N`, or `emulated:sm90` and its like.
+    /// `cpu`, `cuda:N`, or `emulated:ARCH` such as `emulated:sm90`.
     pub device: String,
-    /// Its architecture.
+    /// Architecture of the device.
     pub arch: String,
     /// Tokens per sequence.
     pub seq: usize,
     /// Sequences per micro-batch.
     pub micro_batch: usize,
-    /// Micro-batches per step, of each rank.
+    /// Micro-batches per step on each rank.
     pub micro_batches: usize,
-    /// What the backward makes again.
+    /// Recomputation in the backward pass.
     pub recompute: Recompute,
-    /// The policy that `precision` follows from.
+    /// The precision policy, from which `precision` is derived.
     pub policy: PrecisionPolicy,
-    /// What each parameter got.
+    /// Format of each parameter.
     pub precision: Vec<TensorPrecision>,
-    /// Which kernel serves which op.
+    /// The kernel of each op.
     pub kernels: Vec<KernelPlan>,
     /// The optimizer.
     pub optimizer: OptimizerSpec,
-    /// Gradients that one call of the optimizer takes at most, in bytes. A parameter is never
-    /// split: one with more is alone in its bucket.
+    /// Largest bucket of the optimizer, in bytes of gradients. A larger parameter is not split but
+    /// has a bucket of its own.
     pub bucket_bytes: usize,
-    /// Limits the pairs of an expert to so many times the even share, and with them the rows of
-    /// buffers. Without a limit no pair is dropped.
+    /// Expert capacity as a multiple of an even share; limits the rows of buffers. Without a limit
+    /// no pair is dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
-    /// Whether forward and backward passes of a GPU compute on one stream. On several, what runs
-    /// beside a layer keeps its operands longer: it takes more memory and less time.
+    /// Whether forward and backward passes of a GPU use one compute stream. Several streams keep
+    /// operands longer: more memory, less time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub one_stream: bool,
-    /// Over how many ranks.
+    /// Degrees of parallelism.
     #[serde(default, skip_serializing_if = "Parallel::is_single")]
     pub parallel: Parallel,
-    /// Layers of each stage of a pipeline, in order; none where there is one stage.
+    /// Layers of each pipeline stage, in order; empty for one stage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub stages: Vec<usize>,
-    /// Tables of measured times that kernels were selected by; the rest by predicted time.
+    /// Tables of measured times used in kernel selection; other kernels are selected by predicted
+    /// times.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tuned: Vec<String>,
 }
 
 impl Plan {
-    /// As large as the buckets of Megatron-LM, 40 Mi parameters: the optimizer moves 1.2 GB over
-    /// one, so that where one launch ends and the next begins costs little; a model of 1B has 24.
+    /// The bucket size of Megatron-LM, 40 Mi parameters: the optimizer moves 1.2 GB per bucket, so
+    /// launch gaps cost little; a model of 1B has 24 buckets.
     pub const BUCKET_BYTES: usize = 160 << 20;
 
-    /// Whether passes of a GPU compute on one stream: where the plan says so, and with ZeRO 2 and
-    /// 3, whose gathered weights of a layer make room for those of the next.
+    /// Whether passes of a GPU use one compute stream: if requested, and with ZeRO 2 and 3, where
+    /// the gathered weights of a layer reuse the memory of the previous layer.
     pub const fn has_one_stream(&self) -> bool {
         self.one_stream || self.parallel.zero >= 2
     }
 
-    /// Tokens of a sequence that a rank has.
+    /// Tokens per sequence on a rank.
     pub const fn rank_seq(&self) -> usize {
         self.seq / self.parallel.context
     }

@@ -1,4 +1,4 @@
-//! Which layers each stage of a pipeline has, and in which order it runs its passes.
+//! The layers of each pipeline stage, and the order of the stage's passes.
 
 use std::collections::HashMap;
 
@@ -7,8 +7,8 @@ use deepwell_ir::{Binding, Graph, Node, Phase, Schedule, Slotted};
 use crate::schedule::{Pass, PipelineOp, StageHandover, handovers, in_flight, orders};
 use crate::{Parallel, Plan, PlanError};
 
-/// Layers of each of so many stages, so that the stage with the most FLOPs has as few as it can.
-/// The first stage has the embedding as well, the last one the head.
+/// Divides the layers over stages so that the largest FLOPs of a stage are minimal. The first stage
+/// also has the embedding, the last stage the head.
 ///
 /// # Errors
 /// More stages than layers.
@@ -29,7 +29,7 @@ pub fn balanced_stages(
     let mut last = None;
     for node in &graph.nodes {
         last = node.layer.or(last);
-        // What stands behind the last layer counts with it, what stands before the first with that.
+        // Nodes after the last layer count with that layer, nodes before the first with the first.
         layers[last.unwrap_or(0) as usize] += flops(graph, node, binding);
     }
     Ok(partition(&layers, stages))
@@ -42,12 +42,12 @@ fn flops(graph: &Graph, node: &Node, binding: &Binding) -> u64 {
     node.op.rule().flops(&shapes)
 }
 
-/// Cuts a list into so many parts of at least one each, the largest sum of a part as small as it
-/// can be; of equally good ways the one with the most in its first parts.
+/// Divides a list into `parts` parts of at least one element, with the smallest largest sum. Among
+/// equal divisions the one with the longest first parts is taken.
 fn partition(costs: &[u64], parts: usize) -> Vec<usize> {
     let sum = |from: usize, to: usize| costs[from..to].iter().sum::<u64>();
-    // `least[at]`: the largest sum where what begins at `at` is cut into the parts looked at so
-    // far, and how long the first of those is.
+    // `least[at]`: for a division of the elements from `at` on into the current number of parts,
+    // the smallest largest sum, and the length of the first part.
     let count = costs.len();
     let mut least: Vec<Option<(u64, usize)>> =
         (0..count).map(|at| Some((sum(at, count), count - at))).collect();
@@ -73,15 +73,14 @@ fn partition(costs: &[u64], parts: usize) -> Vec<usize> {
     cut
 }
 
-/// The passes of a stage, and what it receives between them.
+/// The passes of a stage, and the receives between passes.
 pub(crate) type StagePasses = (Schedule, Option<StageHandover>);
 
-/// The passes of each stage: 1F1B over the stages of a pipeline, interleaved where they have
-/// several chunks, or a zero-bubble schedule; F B F B … where there is one stage, which receives
-/// nothing.
+/// The passes of each stage: 1F1B over the pipeline, interleaved for several chunks, or a
+/// zero-bubble schedule; F B F B … without receives for a single stage.
 ///
 /// # Errors
-/// As [`passes_of`], and micro-batches that no interleaved schedule takes.
+/// As [`passes_of`], and an unsupported number of micro-batches for an interleaved schedule.
 pub(crate) fn passes_of_stages(plan: &Plan) -> Result<Vec<StagePasses>, PlanError> {
     let orders = orders_of(plan.parallel, plan.micro_batches)?;
     let handovers: Vec<Option<StageHandover>> = match orders.len() {
@@ -95,15 +94,15 @@ pub(crate) fn passes_of_stages(plan: &Plan) -> Result<Vec<StagePasses>, PlanErro
 /// The order of each stage's passes.
 ///
 /// # Errors
-/// Micro-batches that are no multiple of the stages, where the schedule is interleaved.
+/// A number of micro-batches that is not a multiple of the stages, with an interleaved schedule.
 pub(crate) fn orders_of(
     parallel: Parallel,
     micro_batches: usize,
 ) -> Result<Vec<Vec<PipelineOp>>, PlanError> {
     let Parallel { pipeline, chunks, schedule, .. } = parallel;
     if chunks > 1 && !micro_batches.is_multiple_of(pipeline) {
-        // Two stages would meet what they do not await: all that one sends to the other, forward
-        // and backward, comes in one order.
+        // Two stages would deadlock: all messages between two stages, forward and backward, share
+        // one order, and the orders of sends and receives would differ.
         return Err(PlanError::Request {
             what: "micro-batches of an interleaved schedule",
             expected: format!("a multiple of the {pipeline} stages"),
@@ -113,8 +112,8 @@ pub(crate) fn orders_of(
     orders(schedule, pipeline, micro_batches, chunks)
 }
 
-/// A stage's order of ops as the schedule of a program: each micro-batch in flight, on its way
-/// through a chunk, has a slot, from its forward pass to the last that reads its activations.
+/// Converts a stage's order of ops to a program schedule: each micro-batch in flight through a
+/// chunk has a slot, from the forward pass to the last reader of its activations.
 ///
 /// # Errors
 /// A pass before the forward pass of its micro-batch.
@@ -126,7 +125,7 @@ pub fn passes_of(order: &[PipelineOp]) -> Result<Schedule, PlanError> {
         let PipelineOp { pass, chunk, micro_batch } = *op;
         let (phase, is_last) = match pass {
             Pass::Forward => {
-                // As many as are in flight at most: one is free.
+                // At most `slots` are in flight, so a slot is free.
                 let slot = free.iter().position(|&is_free| is_free).unwrap_or_default();
                 free[slot] = false;
                 held.insert((chunk, micro_batch), slot);
@@ -174,7 +173,7 @@ mod tests {
         }
     }
 
-    /// A slot is held from a forward pass to its backward pass, and all of them are needed.
+    /// A slot is held from a forward pass to its backward pass, and all slots are needed.
     #[test]
     fn interleaved_passes_hold_slots_of_their_own() {
         for (stages, micro_batches, chunks) in [(2, 2, 2), (2, 4, 2), (3, 6, 2), (4, 8, 3)] {
@@ -219,7 +218,7 @@ mod tests {
         }
     }
 
-    /// A slot is free behind the gradients of weights, not behind those of inputs.
+    /// A slot is free after the weight gradients, not after the input gradients.
     #[test]
     fn zero_bubble_passes_hold_slots_until_their_weights_have_gradients() {
         for (stages, micro_batches) in [(2, 1), (2, 5), (4, 2), (4, 12)] {

@@ -1,4 +1,4 @@
-//! What a search over many GPUs chooses: degrees, schedule, batches, recomputation.
+//! The choices of a search over many GPUs: degrees, schedule, batches, recomputation.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::schedule::PipelineSchedule;
 use crate::{Parallel, PlanError};
 
-/// What the backward pass computes again, as Megatron-LM names it.
+/// Recomputation in the backward pass, with Megatron-LM's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ActivationRecompute {
@@ -18,15 +18,15 @@ pub enum ActivationRecompute {
     Norms,
     /// Outputs of activation functions.
     Activations,
-    /// Both, and queries, keys and values of latent attention; as Megatron-LM has it attention's
-    /// scores where they are stored, and the activation function of experts.
+    /// Outputs of norms and activation functions, and latent attention's queries, keys and values.
+    /// In Megatron-LM: stored attention scores, and the activation function of experts.
     Selective,
     /// Each layer from its input.
     Full,
 }
 
 impl ActivationRecompute {
-    /// All of them, least work first.
+    /// All rules, least work first.
     pub const ALL: [ActivationRecompute; 5] = [
         ActivationRecompute::None,
         ActivationRecompute::Norms,
@@ -35,7 +35,8 @@ impl ActivationRecompute {
         ActivationRecompute::Full,
     ];
 
-    /// The rule of the trainer; none where it has no such rule ([`Strategy::parallel`]).
+    /// The trainer's rule; [`Recompute::None`] for a rule unsupported by the trainer
+    /// ([`Strategy::parallel`]).
     pub const fn of_trainer(self) -> Recompute {
         match self {
             ActivationRecompute::Full => Recompute::Full,
@@ -56,27 +57,27 @@ impl ActivationRecompute {
     }
 }
 
-/// How the layers of a model are divided over pipeline stages.
+/// Division of a model's layers over pipeline stages.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum LayerSplit {
-    /// In equal parts; the first chunks take what is left over.
+    /// Equal parts; the first chunks take the remainder.
     #[default]
     Even,
-    /// With the embedding and the head as a layer each, so that the first and the last stage have
-    /// fewer (`--account-for-embedding-in-pipeline-split` and `-loss-` of Megatron-LM).
+    /// The embedding and the head count as a layer each, so the first and the last stage have fewer
+    /// layers (`--account-for-embedding-in-pipeline-split` and `-loss-` of Megatron-LM).
     Ends,
-    /// With the head as the number of layers that have as many FLOPs
+    /// The head counts as the number of layers with the same FLOPs
     /// ([`ModelShape::head_layers`](crate::ModelShape::head_layers)).
     Balanced,
-    /// As a layout says: [`ModelShape::chunk_layers`](crate::ModelShape::chunk_layers).
+    /// Given by a layout: [`ModelShape::chunk_layers`](crate::ModelShape::chunk_layers).
     Given,
 }
 
 impl LayerSplit {
-    /// All of them.
+    /// All divisions.
     pub const ALL: [LayerSplit; 4] =
         [LayerSplit::Even, LayerSplit::Ends, LayerSplit::Balanced, LayerSplit::Given];
 
@@ -91,22 +92,22 @@ impl LayerSplit {
     }
 }
 
-/// How a model is divided over GPUs, and in which order a step runs.
+/// Division of a model over GPUs, and the order of a step.
 ///
-/// Attention's grid is `tp` x `cp` x `dp`, that of the experts `etp` x `ep` x the rest of the same
-/// ranks (parallel folding). What of it the trainer runs is a [`Parallel`], which
-/// [`Strategy::parallel`] gives.
+/// Attention's grid is `tp` x `cp` x `dp`; the experts' grid is `etp` x `ep` x the remaining factor
+/// of the same ranks (parallel folding). [`Strategy::parallel`] converts a strategy supported by
+/// the trainer to a [`Parallel`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Strategy {
     /// Pipeline stages.
     pub pp: usize,
-    /// Model chunks of a stage.
+    /// Model chunks per stage.
     pub vpp: usize,
     /// Order of the stages' ops.
     pub schedule: PipelineSchedule,
     /// Tensor-parallel ranks.
     pub tp: usize,
-    /// Whether norms and dropout are divided over the sequence, too.
+    /// Sequence parallelism: whether norms and dropout are split over the sequence, too.
     pub sp: bool,
     /// Context-parallel ranks.
     pub cp: usize,
@@ -116,24 +117,24 @@ pub struct Strategy {
     pub etp: usize,
     /// Data-parallel ranks.
     pub dp: usize,
-    /// ZeRO stage: 0 none, 1 optimizer states, 2 and gradients, 3 and parameters.
+    /// ZeRO stage: 0 none, 1 optimizer states, 2 also gradients, 3 also parameters.
     pub zero: u8,
-    /// Sequences of a micro-batch.
+    /// Sequences per micro-batch.
     pub micro_batch: usize,
-    /// Micro-batches of a step on one data-parallel rank.
+    /// Micro-batches per step on one data-parallel rank.
     pub micro_batches: usize,
-    /// What the backward computes again.
+    /// Recomputation in the backward pass.
     pub recompute: ActivationRecompute,
-    /// How layers are divided over stages.
+    /// Division of layers over stages.
     #[serde(default)]
     pub split: LayerSplit,
-    /// Whether master weights and moments are on the host, which updates them.
+    /// Whether master weights and moments are kept and updated on the host.
     #[serde(default)]
     pub offload: bool,
 }
 
 impl Strategy {
-    /// One device, one micro-batch of one sequence.
+    /// A single device, with one micro-batch of one sequence.
     pub const SINGLE: Strategy = Strategy {
         pp: 1,
         vpp: 1,
@@ -152,25 +153,25 @@ impl Strategy {
         offload: false,
     };
 
-    /// GPUs.
+    /// Number of GPUs.
     pub fn gpus(&self) -> usize {
         self.pp * self.tp * self.cp * self.dp
     }
 
-    /// Data-parallel ranks of the experts: those that hold the same ones.
+    /// Data-parallel ranks of the experts: ranks with the same experts.
     pub fn expert_dp(&self) -> usize {
         (self.tp * self.cp * self.dp / (self.ep * self.etp)).max(1)
     }
 
-    /// Sequences of a step.
+    /// Sequences per step.
     pub fn global_batch(&self) -> usize {
         self.micro_batch * self.micro_batches * self.dp
     }
 
-    /// The same ranks as the trainer runs them.
+    /// Converts to the trainer's degrees.
     ///
     /// # Errors
-    /// What the trainer does not run yet, named with its value.
+    /// A choice unsupported by the trainer, with its value.
     pub fn parallel(&self) -> Result<Parallel, PlanError> {
         let refuse = |what, expected: &str, got: String| {
             Err(PlanError::Request { what, expected: expected.to_string(), got })
@@ -194,7 +195,7 @@ impl Strategy {
             pipeline: self.pp,
             chunks: self.vpp,
             expert: self.ep,
-            // Of one stage there is no order.
+            // A single stage has no schedule.
             schedule: if self.pp > 1 { self.schedule } else { PipelineSchedule::OneFOneB },
             context: self.cp,
             ..Parallel::data(self.dp * self.cp)
@@ -203,7 +204,7 @@ impl Strategy {
         Ok(parallel)
     }
 
-    /// Ranks over which the sequence is divided between the GEMMs: `tp` with sequence parallelism.
+    /// Ranks that split the sequence between GEMMs: `tp` with sequence parallelism.
     pub fn sequence_ranks(&self) -> usize {
         if self.sp { self.tp } else { 1 }
     }

@@ -1,18 +1,18 @@
-//! First fit: each lifetime in turn at the lowest offset that none of those before it takes.
+//! First fit: places each lifetime at the lowest offset free of earlier placements.
 
 use deepwell_ir::ByteRange;
 
 use super::{Lifetime, align, lowest};
 
-/// Which lifetimes of more than zero bytes meet which.
+/// The overlapping lifetimes of each lifetime of more than zero bytes.
 pub(super) struct Neighbours {
-    /// Where the neighbours of each lifetime begin in `of_all`, and where the last ones end.
+    /// Begin of each lifetime's neighbours in `of_all`, and the end of the last.
     begins: Vec<usize>,
     of_all: Vec<u32>,
 }
 
 impl Neighbours {
-    /// None where more than `pairs_max` pairs meet.
+    /// Returns `None` for more than `pairs_max` overlapping pairs.
     pub(super) fn of(lifetimes: &[Lifetime], pairs_max: usize) -> Option<Neighbours> {
         let mut by_birth: Vec<usize> =
             (0..lifetimes.len()).filter(|&index| lifetimes[index].bytes > 0).collect();
@@ -44,7 +44,7 @@ impl Neighbours {
     }
 }
 
-/// Offsets of lifetimes that are placed in `order`, and the end of the highest.
+/// Offsets of lifetimes placed in `order`, and the end of the highest.
 pub(super) fn first_fit(
     lifetimes: &[Lifetime],
     order: &[usize],

@@ -1,4 +1,4 @@
-//! Packs the values of a training step as a stack: last made, first freed.
+//! Packs the values of a training step as a stack: last in, first out.
 
 use std::cmp::Reverse;
 
@@ -6,11 +6,11 @@ use deepwell_ir::ByteRange;
 
 use super::{Lifetime, align, lowest};
 
-/// Puts what is alive at the fullest call one above the other in the order of birth, and all else
-/// above what is alive of it then.
+/// Stacks the values live at the fullest call in order of birth, and places all other values above
+/// the part of the stack live at the same time.
 ///
-/// What lives at one call must lie apart in any packing, so nothing is lost there. In a training
-/// step these are the activations that the backward pass reads, last made and first freed.
+/// Values live at the same call are disjoint in any packing, so the stack wastes no memory. In a
+/// training step these values are the activations for the backward pass, last in, first out.
 pub(super) fn stack(lifetimes: &[Lifetime], alive: &[usize]) -> (Vec<usize>, usize) {
     let calls = alive.len();
     let fullest = (0..calls).max_by_key(|&call| alive[call]).unwrap_or(0);
@@ -21,7 +21,7 @@ pub(super) fn stack(lifetimes: &[Lifetime], alive: &[usize]) -> (Vec<usize>, usi
     in_stack.sort_by_key(|&i| (lifetimes[i].first, Reverse(lifetimes[i].last)));
     let mut offsets = vec![0; lifetimes.len()];
     let mut top = 0;
-    // Where the stack ends at each call: rising up to the fullest call, falling behind it.
+    // Height of the stack at each call: rising up to the fullest call, falling after it.
     let mut height = vec![0; calls];
     for &index in &in_stack {
         let life = &lifetimes[index];
@@ -41,7 +41,8 @@ pub(super) fn stack(lifetimes: &[Lifetime], alive: &[usize]) -> (Vec<usize>, usi
     let mut placed = Placed { lists: vec![Default::default(); calls] };
     for index in others {
         let life = &lifetimes[index];
-        // A life lies before the fullest call or behind it, where the stack only rises or falls.
+        // Every other life is entirely before or after the fullest call, where the height only
+        // rises or falls.
         let base = if life.last < fullest { height[life.last] } else { height[life.first] };
         let mut ranges = placed.meeting(life, lifetimes, &offsets);
         offsets[index] = lowest(base, life.bytes, &mut ranges);
@@ -51,7 +52,7 @@ pub(super) fn stack(lifetimes: &[Lifetime], alive: &[usize]) -> (Vec<usize>, usi
     (offsets, total)
 }
 
-/// Lives that have a place, by the calls that they begin at and that they live at.
+/// Placed lifetimes, by begin and by live calls.
 struct Placed {
     lists: Vec<[Vec<usize>; 2]>,
 }
@@ -64,7 +65,7 @@ impl Placed {
         }
     }
 
-    /// The ranges of all that live at some call of `life`.
+    /// The ranges of all placed lifetimes overlapping `life`.
     fn meeting(
         &self,
         life: &Lifetime,

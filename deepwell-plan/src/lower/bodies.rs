@@ -49,8 +49,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Ends a body: its calls are those since the previous body. Adds none if there are no such
-    /// calls.
+    /// Adds a body with the calls since the previous body, if there are any.
     pub(super) fn end_body(&mut self, phase: Phase, chunk: u32) {
         let begin = self.bodies.last().map_or(0, |body| body.calls.end);
         if begin < self.calls.len() {

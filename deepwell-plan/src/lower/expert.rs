@@ -1,4 +1,5 @@
-//! One rank of an expert-parallel group: its experts, and the ranks that sum their gradients.
+//! One rank of an expert-parallel group, with its experts, and the ranks summing gradients of
+//! experts.
 //!
 //! Each rank of a group has its own tokens: of other sequences if the ranks are data-parallel, of
 //! the same sequences if they are tensor-parallel. The gradient of an expert already includes all

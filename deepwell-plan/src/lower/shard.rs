@@ -3,8 +3,8 @@
 //!
 //! A rank holds one slice of each bucket's master weights and moments. Gradients are whole on each
 //! rank during the backward pass and reduce-scattered before the update. Their memory is then idle:
-//! the masters are gathered there, for the calls that make the compute copies of the weights.
-//! Masters that calls of other bodies read have their own memory.
+//! the masters are gathered there, for the calls making the compute copies of the weights. Masters
+//! read by calls of other bodies have their own memory.
 //!
 //! Ranks with the same parameters share state: for experts the ranks with the same experts, for all
 //! other parameters the ranks that split the batch.

@@ -80,8 +80,7 @@ fn ends(calls: &[Call]) -> Vec<bool> {
     ends
 }
 
-/// The number of calls of each stream that are known to have ended. A call is identified by its
-/// stream and its position there, from 1.
+/// The number of ended calls of each stream, as far as known. A stream's calls are numbered from 1.
 type Clock = [usize; STREAMS];
 
 /// State of the assignment of calls to streams.

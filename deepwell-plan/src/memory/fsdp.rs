@@ -3,12 +3,12 @@
 use super::{AttentionKernel, MIB, MemoryRules, StageLayers, StageMemory, layer_activation_bytes};
 use crate::{ActivationRecompute, ModelShape, Strategy};
 
-/// What PyTorch's allocator gives out on each rank: FP32 parameters, gradients and two moments
-/// divided over all ranks, BF16 parameters and gradients of whole layers while they are needed.
+/// Bytes allocated by PyTorch on each rank: FP32 parameters, gradients and two moments sharded over
+/// all ranks, BF16 parameters and gradients of whole layers while in use.
 ///
-/// The peak is the larger of two moments: the loss, with logits and their gradient beside what all
-/// layers keep, and the backward pass of a layer, with gradients of its feed-forward part, and with
-/// all that it keeps where it is computed again.
+/// The peak is the larger of two: the loss, with logits and their gradient in addition to the saved
+/// tensors of all layers; and the backward pass of a layer, with gradients of its feed-forward
+/// part, and with all saved tensors of the layer if recomputed.
 pub(crate) fn fsdp_memory(
     shape: &ModelShape,
     at: &Strategy,
@@ -19,12 +19,12 @@ pub(crate) fn fsdp_memory(
     let ranks = (at.dp * at.cp) as f64;
     let all = shape.parameters();
     let share = if at.zero > 0 { all / ranks } else { all };
-    // A unit of FSDP is a layer; the root has the tables, and is not divided again in between.
+    // An FSDP unit is a layer; the root unit has the tables, and is not resharded between passes.
     let last = shape.layers.saturating_sub(1);
     let layers = [0, last].map(|layer| shape.layer_parameters(layer, 1, 1, 1));
     let unit = layers.iter().map(|layer| layer.dense + layer.routed).fold(0.0, f64::max);
     let tables = (shape.vocab * shape.hidden) as f64 * if shape.tied { 1.0 } else { 2.0 };
-    // The unit in use and the next one, and as many gradients before they are reduced.
+    // The unit in use and the next one, and equally large gradients before their reduction.
     let units = 2.0 * unit + tables;
     let gathered = if at.zero >= 3 { units } else { all };
     let tokens = (seq / at.cp * at.micro_batch) as f64;
@@ -34,7 +34,7 @@ pub(crate) fn fsdp_memory(
         [0, last].map(|layer| layer_activation_bytes(shape, at, &rules, seq, layer))
     };
     let [dense_bytes, expert_bytes] = kept(at);
-    // Beside the layers, the embedding's output and the last norm's.
+    // Also saved: outputs of the embedding and of the last norm.
     let saved = dense as f64 * dense_bytes + expert as f64 * expert_bytes + 4.0 * hidden;
     let ffn = shape.experts.map_or(shape.ffn, |experts| experts.ffn * experts.top_k).max(shape.ffn);
     let mut backward = 2.0 * tokens * ffn as f64 * (shape.gate_factor() + 1.0) + 2.0 * hidden;
@@ -42,8 +42,8 @@ pub(crate) fn fsdp_memory(
         let whole = Strategy { recompute: ActivationRecompute::None, ..*at };
         backward += kept(&whole).into_iter().fold(0.0, f64::max);
     }
-    // BF16; the loss is one kernel that reads them and writes their gradient. The caller holds on
-    // to the logits until the next micro-batch has its own.
+    // BF16 logits; the loss is one kernel, which reads logits and writes their gradient. The caller
+    // keeps the logits until the next micro-batch.
     let logits = 2.0 * tokens * shape.vocab as f64;
     let (activations, logits) = match backward > logits {
         true => (saved + backward, logits),
@@ -64,7 +64,7 @@ pub(crate) fn fsdp_memory(
 mod tests {
     use super::*;
 
-    /// Of a GPT without biases, by hand.
+    /// A GPT without biases, computed by hand.
     #[test]
     fn bytes_are_those_counted_by_hand() {
         let shape = ModelShape {
@@ -88,7 +88,7 @@ mod tests {
         let unit = 12.0 * hidden * hidden + 2.0 * hidden;
         let table = 50368.0 * hidden;
         let all = 24.0 * unit + table + hidden;
-        // 17 numbers of the hidden size, and the statistics of 16 heads.
+        // 17 tensors of the hidden size, and the statistics of 16 heads.
         let layer = tokens * (34.0 * hidden + 4.0 * 16.0);
         let ends = 4.0 * hidden * tokens;
         let vocab = tokens * 50368.0;
@@ -98,7 +98,7 @@ mod tests {
         let zero_2 = 2.0 * (all + 2.0 * unit + table);
         let shard = Strategy { zero: 2, ..at };
         check(shard, [4.0 * all / 8.0, 24.0 * layer + ends, 4.0 * vocab, zero_2]);
-        // Inputs of layers; the layer that is computed again outweighs the gradient of logits.
+        // Inputs of layers; the recomputed layer outweighs the gradient of logits.
         let again = Strategy { recompute: ActivationRecompute::Full, ..at };
         let inputs = 24.0 * 2.0 * hidden * tokens + ends;
         let backward = layer + 18.0 * hidden * tokens;

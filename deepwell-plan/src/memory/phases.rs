@@ -8,18 +8,18 @@ use super::{StageMemory, in_blocks};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// States are there, nothing has run.
+    /// States are allocated, before the first step.
     Loaded,
     /// Forward and backward passes.
     Passes,
-    /// The optimizer: activations are gone.
+    /// The optimizer: activations are freed.
     Optimizer,
-    /// A checkpoint is staged on the host.
+    /// Staging of a checkpoint on the host.
     Checkpoint,
 }
 
 impl Phase {
-    /// All of them in order.
+    /// All phases in order.
     pub const ALL: [Phase; 4] = [Phase::Loaded, Phase::Passes, Phase::Optimizer, Phase::Checkpoint];
 
     /// Name in tables.
@@ -38,11 +38,11 @@ impl Phase {
 pub struct PhaseMemory {
     /// The phase.
     pub phase: Phase,
-    /// What the allocator has given out.
+    /// Bytes allocated.
     pub allocated: f64,
-    /// What it holds of the device: what it once took, it keeps.
+    /// Bytes reserved by the allocator, which never returns memory to the device.
     pub reserved: f64,
-    /// Context, NCCL and graphs.
+    /// CUDA context, NCCL and CUDA graphs.
     pub outside: f64,
     /// Pinned memory and staging of the host.
     pub host: f64,
@@ -95,7 +95,7 @@ mod tests {
         let phases = memory.phases();
         let allocated = phases.map(|phase| (phase.allocated / gb).round());
         assert_eq!(allocated, [18.0, 50.0, 19.0, 18.0]);
-        // The allocator keeps what the passes took; only the checkpoint is staged.
+        // The allocator keeps the memory of the passes; only a checkpoint is staged.
         assert_eq!(phases[2].reserved, memory.reserved());
         assert!(phases[0].reserved < 18.1 * gb);
         let host = phases.map(|phase| phase.host / gb);

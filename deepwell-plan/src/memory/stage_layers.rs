@@ -1,4 +1,4 @@
-//! Which layers a stage of a pipeline has.
+//! The layers of a pipeline stage.
 
 use std::ops::Range;
 
@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::{LayerSplit, ModelShape, PlanError, Strategy};
 
-/// What a pipeline stage holds of the model.
+/// A pipeline stage's part of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StageLayers {
-    /// Layers of each chunk. Those past the model's last are as large as that: of multi-token
-    /// prediction.
+    /// Layers of each chunk. Layers past the model's last are multi-token prediction layers, equal
+    /// in size to the last layer.
     pub chunks: Vec<Range<usize>>,
-    /// Whether the embedding is here.
+    /// Whether the stage has the embedding.
     pub has_embedding: bool,
-    /// Whether the output head and the loss are here.
+    /// Whether the stage has the output head and the loss.
     pub has_head: bool,
 }
 
 impl StageLayers {
-    /// Stage `stage` where layers are divided evenly; the first chunks take what is left over.
+    /// Stage `stage` of an even division of layers; the first chunks take the remainder.
     pub fn even(layers: usize, stage: usize, pp: usize, vpp: usize) -> StageLayers {
         let parts = pp * vpp;
         let start = |part: usize| part * (layers / parts) + part.min(layers % parts);
@@ -58,7 +58,8 @@ impl StageLayers {
         }
     }
 
-    /// As [`StageLayers::even`] with the embedding and the head as so many layers.
+    /// [`StageLayers::even`] with the embedding and the head counted as `embedding` and `head`
+    /// layers.
     fn with_ends(
         layers: usize,
         (embedding, head): (usize, usize),
@@ -72,19 +73,19 @@ impl StageLayers {
         StageLayers { chunks: all.chunks.into_iter().map(without).collect(), ..all }
     }
 
-    /// Layers of all chunks.
+    /// Number of layers in all chunks.
     pub fn count(&self) -> usize {
         self.chunks.iter().map(Range::len).sum()
     }
 
-    /// How many of them have no experts, and how many have.
+    /// Number of layers without experts, and with experts.
     pub fn kinds(&self, shape: &ModelShape) -> (usize, usize) {
         let each = self.chunks.iter().map(|chunk| kinds(shape, chunk));
         each.fold((0, 0), |sum, chunk| (sum.0 + chunk.0, sum.1 + chunk.1))
     }
 }
 
-/// Layers of a chunk without experts, and with.
+/// Number of layers of a chunk without experts, and with experts.
 pub(super) fn kinds(shape: &ModelShape, chunk: &Range<usize>) -> (usize, usize) {
     let dense = match shape.experts {
         None => chunk.len(),
@@ -93,7 +94,7 @@ pub(super) fn kinds(shape: &ModelShape, chunk: &Range<usize>) -> (usize, usize) 
     (dense, chunk.len() - dense)
 }
 
-/// All stages as a layout of Megatron-LM (`--pipeline-model-parallel-layout`): `E` is the
+/// All stages in Megatron-LM's layout syntax (`--pipeline-model-parallel-layout`): `E` is the
 /// embedding, `t` a layer, `L` the loss, `|` the end of a chunk.
 pub fn layout(shape: &ModelShape, at: &Strategy) -> String {
     let stages: Vec<StageLayers> =
@@ -121,10 +122,10 @@ pub fn layout(shape: &ModelShape, at: &Strategy) -> String {
     text
 }
 
-/// Layers of each chunk of a layout such as `Et*3|(tt|)*6tL`, as [`layout`] writes them.
+/// Number of layers of each chunk of a layout such as `Et*3|(tt|)*6tL`, as written by [`layout`].
 ///
 /// # Errors
-/// Text that is no layout, or one of another number of layers than `layers`.
+/// Text that is not a layout, or a layout with a number of layers other than `layers`.
 pub fn parse_layout(text: &str, layers: usize) -> Result<Vec<usize>, PlanError> {
     let refuse =
         |expected: String, got: String| PlanError::Request { what: "layout", expected, got };
@@ -143,10 +144,10 @@ pub fn parse_layout(text: &str, layers: usize) -> Result<Vec<usize>, PlanError> 
     Ok(counts)
 }
 
-/// Characters of a layout that is written out, at most.
+/// Largest length of an expanded layout.
 const EXPANDED_MAX: usize = 1 << 16;
 
-/// Writes `x*3` and `(xy)*3` of a layout out.
+/// Expands `x*3` and `(xy)*3` in a layout.
 pub(crate) fn expand(layout: &str) -> Option<String> {
     let mut text = String::new();
     let mut rest = layout;
@@ -207,7 +208,7 @@ mod tests {
         check("t*99999", None);
     }
 
-    /// What is read is what was written, chunk by chunk.
+    /// Parsing a written layout gives the same chunks.
     #[test]
     fn layouts_are_read() {
         let check = |text: &str, layers: usize, expected: Result<&[usize], &str>| match (
@@ -243,7 +244,7 @@ mod tests {
         check(8, 4, 1, LayerSplit::Even, "Et*2|(t*2|)*2t*2L");
         check(4, 2, 2, LayerSplit::Even, "Et|(t|)*2tL");
         check(126, 16, 1, LayerSplit::Ends, "Et*7|(t*8|)*14t*7L");
-        // Its head has the FLOPs of two thirds of a layer.
+        // The head has the FLOPs of two thirds of a layer.
         check(126, 4, 1, LayerSplit::Balanced, "Et*32|(t*32|)*2t*30L");
         check(61, 4, 1, LayerSplit::Ends, "Et*15|(t*16|)*2t*14L");
     }
