@@ -1,21 +1,19 @@
-//! What the cost model knows about a GPU: datasheet peaks, and the share of them that kernels
-//! reach.
+//! GPU models of the cost model: datasheet peaks, and the share of the peaks reached by kernels.
 //!
-//! Efficiencies are calibrated once for each generation, on no row of the tables in `scores/`:
+//! Efficiencies are calibrated once per generation, on no row of the tables in `scores/`:
 //!
-//! - Hopper: the runs on an H200 in `benchmarks/` (GEMMs of the library at 661 to 712 of 989
-//!   TFLOP/s, those of MXFP8 at up to 1145 of 1979, norms and SwiGLU at 76 to 97 % of the copy's
-//!   bandwidth, which is 88 % of the datasheet's, causal attention of PyTorch at 441 and 371
-//!   TFLOP/s);
+//! - Hopper: the runs on an H200 in `benchmarks/` (library GEMMs at 661 to 712 of 989 TFLOP/s,
+//!   MXFP8 GEMMs at up to 1145 of 1979, norms and SwiGLU at 76 to 97 % of memcpy bandwidth, itself
+//!   88 % of the datasheet's, PyTorch's causal attention at 441 and 371 TFLOP/s);
 //! - Ampere: no GPU of this generation was measured. GEMMs of random numbers are publicly known to
-//!   reach 250 to 260 of 312 TFLOP/s; attention's and memory's shares are those of Hopper;
-//! - Blackwell: carried over from Hopper, which every report says.
+//!   reach 250 to 260 of 312 TFLOP/s; the shares of attention and memory are Hopper's;
+//! - Blackwell: carried over from Hopper, as every report states.
 
 use serde::{Deserialize, Serialize};
 
 use crate::collectives::Generation;
 
-/// A GPU as the cost model sees it.
+/// A GPU in the cost model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuModel {
     /// Name.
@@ -24,42 +22,43 @@ pub struct GpuModel {
     pub generation: Generation,
     /// Dense BF16 FLOP/s of the datasheet.
     pub bf16_flops: f64,
-    /// Dense FP8 FLOP/s of the datasheet; that of BF16 where there is no FP8.
+    /// Dense FP8 FLOP/s of the datasheet; the BF16 peak for a GPU without FP8.
     pub fp8_flops: f64,
-    /// Bytes a second of the device memory, of the datasheet.
+    /// Bandwidth of the device memory in bytes per second, by the datasheet.
     pub memory_bytes_per_s: f64,
-    /// Bytes of memory; of a machine that was probed, the free ones.
+    /// Bytes of memory; for a probed machine, free bytes.
     pub memory_bytes: f64,
-    /// SMs.
+    /// Number of SMs.
     pub sms: f64,
-    /// GPUs of an NVLink domain.
+    /// GPUs per NVLink domain.
     pub domain_gpus: usize,
-    /// GB/s of the network in one direction for each GPU, as NVIDIA's own systems have it.
+    /// GB/s of the network in one direction per GPU, in NVIDIA's own systems.
     pub nic_gbps: f64,
-    /// Share of the peak that a large GEMM reaches.
+    /// Share of the peak reached by a large GEMM.
     pub gemm_efficiency: f64,
-    /// Share of the FP8 peak that a large GEMM of MXFP8 reaches.
+    /// Share of the FP8 peak reached by a large MXFP8 GEMM.
     pub fp8_gemm_efficiency: f64,
-    /// Share of the bandwidth that elementwise kernels reach.
+    /// Share of the bandwidth reached by elementwise kernels.
     pub memory_efficiency: f64,
-    /// Share of the peak of flash attention, forward.
+    /// Share of the peak reached by flash attention, forward.
     pub attention_forward_efficiency: f64,
-    /// Share of the peak of flash attention, backward.
+    /// Share of the peak reached by flash attention, backward.
     pub attention_backward_efficiency: f64,
-    /// Share of the peak of Deepwell's portable attention, forward: on `mma.sync`, for rings of
-    /// context-parallel ranks, and for GPUs whose tensor-core instructions it has no kernels for.
+    /// Share of the peak reached by Deepwell's portable attention, forward: on `mma.sync`, for
+    /// context parallelism, and for GPUs without attention kernels for their own tensor-core
+    /// instructions.
     pub portable_forward_efficiency: f64,
-    /// The same, backward.
+    /// Share of the peak reached by Deepwell's portable attention, backward.
     pub portable_backward_efficiency: f64,
-    /// GB/s between the GPU and its host in one direction, of the datasheet.
+    /// GB/s between GPU and host in one direction, by the datasheet.
     #[serde(default = "pcie_5_gbps")]
     pub host_link_gbps: f64,
-    /// GB/s of the host's memory for each of its GPUs, of the datasheet.
+    /// GB/s of the host's memory per GPU, by the datasheet.
     #[serde(default = "ddr5_gbps")]
     pub host_memory_gbps: f64,
-    /// Between the end of a kernel and the begin of the next, in seconds.
+    /// Seconds between the end of a kernel and the begin of the next.
     pub gap_s: f64,
-    /// Where efficiencies are from.
+    /// Source of the efficiencies.
     pub calibration: String,
 }
 
@@ -109,11 +108,11 @@ impl GpuModel {
             nic_gbps: 25.0,
             gemm_efficiency: 0.82,
             fp8_gemm_efficiency: 0.82,
-            // FlashAttention 2 reaches 50 to 73 % of an A100's peak, and 63 % backward where it
-            // reaches 73 % forward (arXiv 2307.08691).
+            // FlashAttention 2 reaches 50 to 73 % of an A100's peak, and 63 % backward in a case
+            // with 73 % forward (arXiv 2307.08691).
             attention_forward_efficiency: 0.615,
             attention_backward_efficiency: 0.615 * 63.0 / 73.0,
-            // The tensor cores of an A100 have `mma.sync` alone.
+            // The A100's tensor cores only support `mma.sync`.
             portable_forward_efficiency: 0.615,
             portable_backward_efficiency: 0.615 * 63.0 / 73.0,
             // PCIe 4.0, and two sockets of eight channels of DDR4-3200.
@@ -181,7 +180,7 @@ impl GpuModel {
         GpuModel { domain_gpus: 72, nic_gbps: 100.0, ..board.with_grace() }
     }
 
-    /// A GPU whose name begins with, or contains, that of one of the models.
+    /// The GPU model whose name is contained in `name`.
     pub fn named(name: &str) -> Option<GpuModel> {
         let sku = name.to_ascii_lowercase();
         if sku.contains("a100") && sku.contains("40g") {
@@ -200,27 +199,27 @@ impl GpuModel {
         all.into_iter().map(|model| model()).find(|model| sku.contains(&model.name))
     }
 
-    /// Seconds of a GEMM in BF16, `out[m, n] = a[m, k] · b[n, k]ᵀ`.
+    /// Seconds of a BF16 GEMM, `out[m, n] = a[m, k] · b[n, k]ᵀ`.
     ///
-    /// The share of the peak falls where the last wave of tiles leaves SMs idle and where K is so
-    /// short that filling the pipeline counts; no GEMM is faster than its operands are read.
+    /// The share of the peak is lower if the last wave of tiles leaves SMs idle, or if K is short
+    /// compared with filling the pipeline. No GEMM is faster than reading its operands.
     pub fn gemm_s(&self, m: f64, n: f64, k: f64) -> f64 {
         self.batched_gemm_s(1.0, m, n, k)
     }
 
-    /// Seconds of `count` GEMMs of one shape in one kernel, as attention's scores and values are
-    /// where they go through memory: their tiles share waves.
+    /// Seconds of `count` GEMMs of one shape in one kernel, with tiles sharing waves, such as
+    /// attention's scores and values stored in memory.
     pub fn batched_gemm_s(&self, count: f64, m: f64, n: f64, k: f64) -> f64 {
         self.gemm_at(count, [m, n, k], self.bf16_flops * self.gemm_efficiency, 2.0)
     }
 
-    /// As [`GpuModel::gemm_s`] with MXFP8 operands and a BF16 output.
+    /// [`GpuModel::gemm_s`] with MXFP8 operands and a BF16 output.
     pub fn fp8_gemm_s(&self, m: f64, n: f64, k: f64) -> f64 {
         let flops = self.fp8_flops * self.fp8_gemm_efficiency;
         self.gemm_at(1.0, [m, n, k], flops, 1.0 + 1.0 / 32.0)
     }
 
-    /// `flops` are those a second of a large GEMM, operands have `element_bytes`.
+    /// `flops` is the FLOP/s of a large GEMM; an operand element has `element_bytes`.
     fn gemm_at(&self, count: f64, [m, n, k]: [f64; 3], flops: f64, element_bytes: f64) -> f64 {
         if count <= 0.0 || m <= 0.0 || n <= 0.0 || k <= 0.0 {
             return 0.0;
@@ -230,7 +229,7 @@ impl GpuModel {
             let waves = (tiles / self.sms).ceil();
             waves * self.sms * tile_m * tile_n / (count * m * n)
         };
-        // Smaller tiles read operands more often: they reach 90 % and 75 % of what the large do.
+        // Smaller tiles read operands more often: 90 % and 75 % of the large tiles' rate.
         let choices = [(128.0, 256.0, 1.0), (128.0, 128.0, 0.9), (64.0, 64.0, 0.75)];
         let waste = choices
             .iter()
@@ -242,9 +241,9 @@ impl GpuModel {
         compute.max(self.memory_s(count * bytes))
     }
 
-    /// Seconds in which the host updates `parameters` master weights: FP32 gradients come, BF16
-    /// copies go back beside the update, which reads gradient, weight and two moments and writes
-    /// three of them and the copy.
+    /// Seconds of updating `parameters` master weights on the host: FP32 gradients arrive and BF16
+    /// copies return during the update, which reads gradient, weight and two moments and writes
+    /// weight, moments and the copy.
     pub fn host_optimizer_s(&self, parameters: f64) -> f64 {
         let share = self.memory_efficiency * 1e9;
         let link = 4.0 * parameters / (self.host_link_gbps * share);
@@ -282,8 +281,8 @@ mod tests {
         }
     }
 
-    /// GEMMs of MXFP8 from the same file, fprop and wgrad. Twice the tolerance: the library reaches
-    /// 50 to 58 % of the peak in fprop, and 45 % in wgrad, whose output is FP32.
+    /// MXFP8 GEMMs of the same file, fprop and wgrad. Twice the tolerance: the library reaches 50
+    /// to 58 % of the peak in fprop, and 45 % in wgrad with FP32 output.
     #[test]
     fn mxfp8_gemms_are_those_measured() {
         let gpu = GpuModel::h200();

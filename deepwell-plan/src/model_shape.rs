@@ -1,4 +1,4 @@
-//! A transformer by its sizes: parameters and FLOPs without a graph.
+//! Sizes of a transformer: parameters and FLOPs without a graph.
 
 mod config;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Latent attention (MLA): low-rank projections of queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LatentAttention {
-    /// Rank of the queries' projection; 0 where they are projected at once.
+    /// Rank of the query projection; 0 for a full-rank projection.
     pub q_rank: usize,
     /// Rank of the common projection of keys and values.
     pub kv_rank: usize,
@@ -22,21 +22,21 @@ pub struct LatentAttention {
 /// Experts of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertShape {
-    /// Experts.
+    /// Number of experts.
     pub experts: usize,
-    /// Experts of a token.
+    /// Experts per token.
     pub top_k: usize,
     /// Width of an expert.
     pub ffn: usize,
-    /// Width of the shared experts together; 0 without.
+    /// Total width of the shared experts; 0 without.
     pub shared_ffn: usize,
-    /// First layers that are dense.
+    /// Number of dense layers before the first layer with experts.
     pub dense_layers: usize,
 }
 
 impl ExpertShape {
-    /// Rows in a rank's buffers over the mean number of rows, with a capacity factor and experts on
-    /// `ranks` ranks: the factor, but no more than tokens can send to a rank.
+    /// Rows in a rank's buffers relative to the mean number of rows, with a capacity factor and
+    /// experts on `ranks` ranks: the factor, but at most the rows of all tokens choosing this rank.
     pub fn room_over_mean(&self, factor: f64, ranks: usize) -> f64 {
         let of_rank = (self.experts / ranks.max(1)).max(1);
         let wanted = ranks * self.top_k.min(of_rank);
@@ -63,41 +63,41 @@ pub struct ModelShape {
     pub head_dim: usize,
     /// Rows of the embedding, padding included.
     pub vocab: usize,
-    /// Whether the feed-forward layer has a gate (SwiGLU): three matrices in place of two.
+    /// Whether the feed-forward layer has a gate (SwiGLU): three matrices instead of two.
     pub gated: bool,
-    /// Whether the output head is the embedding.
+    /// Whether the output head shares the embedding's weight.
     pub tied: bool,
     /// Whether linear layers have biases.
     pub bias: bool,
-    /// Vectors of a norm: 2 for LayerNorm, 1 for RMSNorm.
+    /// Vectors per norm: 2 for LayerNorm, 1 for RMSNorm.
     pub norm_vectors: usize,
     /// Rows of a learned position embedding; 0 without.
     pub positions: usize,
-    /// Whether queries and keys are normalized head by head.
+    /// Whether queries and keys are normalized per head.
     #[serde(default)]
     pub qk_norm: bool,
-    /// MLA in place of heads of `head_dim`.
+    /// MLA instead of heads of `head_dim`.
     pub latent: Option<LatentAttention>,
-    /// Experts in place of the dense feed-forward layer.
+    /// Experts instead of the dense feed-forward layer.
     pub experts: Option<ExpertShape>,
-    /// Layers of each chunk of a pipeline, the first chunk of all stages first, where a layout says
-    /// so ([`LayerSplit::Given`](crate::LayerSplit::Given)); empty without.
+    /// Layers of each chunk of a pipeline, the first chunk of all stages first, if given by a
+    /// layout ([`LayerSplit::Given`](crate::LayerSplit::Given)); otherwise empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub chunk_layers: Vec<usize>,
 }
 
-/// Parameters of one layer on one rank, by what divides them.
+/// Parameters of one layer on one rank, by the ranks splitting the parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LayerParameters {
-    /// On each rank of a tensor-parallel group, what it holds of the parts that all tokens use.
+    /// Parameters used by all tokens, on a rank of the tensor-parallel group.
     pub dense: f64,
-    /// Routed experts that it holds.
+    /// Parameters of the rank's routed experts.
     pub routed: f64,
 }
 
 impl ModelShape {
-    /// A dense model of the GPT family: LayerNorm, biases, learned positions, tied embedding, a
-    /// feed-forward layer of four times the hidden size.
+    /// A dense model of the GPT family: LayerNorm, biases, learned positions, tied embedding, and a
+    /// feed-forward width of four times the hidden size.
     pub fn gpt(layers: usize, hidden: usize, heads: usize, vocab: usize, seq: usize) -> ModelShape {
         ModelShape {
             name: format!("gpt-{layers}x{hidden}"),
@@ -120,7 +120,7 @@ impl ModelShape {
         }
     }
 
-    /// Layers that have as many FLOPs as the output head.
+    /// Number of layers with as many FLOPs as the output head.
     pub fn head_layers(&self) -> usize {
         let layer = self.layer_parameters(self.layers.saturating_sub(1), 1, 1, 1);
         let share =
@@ -138,12 +138,12 @@ impl ModelShape {
         if self.bias { count } else { 0.0 }
     }
 
-    /// Columns of the first feed-forward GEMM for each of `ffn`.
+    /// Columns of the first feed-forward GEMM relative to `ffn`.
     pub fn gate_factor(&self) -> f64 {
         if self.gated { 2.0 } else { 1.0 }
     }
 
-    /// Parameters of attention on one of `tp` ranks, its norm excluded.
+    /// Parameters of attention on one of `tp` ranks, without the norm.
     pub fn attention_parameters(&self, tp: usize) -> f64 {
         let (hidden, heads, tp) = (self.hidden as f64, self.heads as f64, tp as f64);
         if let Some(latent) = self.latent {
@@ -172,7 +172,8 @@ impl ModelShape {
         (hidden * ffn * (gate + 1.0) + self.biases(gate * ffn)) / tp as f64 + self.biases(hidden)
     }
 
-    /// Parameters of a layer on a rank of `tp` for all tokens, `etp` x `ep` for routed experts.
+    /// Parameters of a layer on one of `tp` ranks, and of routed experts on one of `etp` x `ep`
+    /// ranks.
     pub fn layer_parameters(
         &self,
         layer: usize,
@@ -214,8 +215,8 @@ impl ModelShape {
         layers + (embeddings + rest) as f64
     }
 
-    /// FLOPs of attention's scores and values for `rows` sequences of `seq` tokens, forward, all of
-    /// the square.
+    /// FLOPs of attention's scores and values for `rows` sequences of `seq` tokens, forward, for
+    /// the full square.
     pub fn score_flops(&self, rows: f64, seq: usize) -> f64 {
         let width = match self.latent {
             Some(latent) => (latent.qk_dim + latent.rope_dim + latent.v_dim) as f64,
@@ -224,8 +225,8 @@ impl ModelShape {
         2.0 * rows * (seq as f64).powi(2) * self.heads as f64 * width
     }
 
-    /// FLOPs of a training step of `tokens` tokens in sequences of `seq`, as papers count them: the
-    /// GEMMs three times, attention's full square, nothing for recomputation.
+    /// Model FLOPs of a training step of `tokens` tokens in sequences of `seq`, by the papers'
+    /// convention: three times the GEMMs, the full square of attention, no recomputation.
     pub fn model_flops(&self, tokens: f64, seq: usize) -> f64 {
         let active: f64 = (0..self.layers)
             .map(|layer| {
@@ -248,7 +249,7 @@ mod tests {
 
     #[test]
     fn parameters_of_published_models() {
-        // Billions of parameters as the papers give them.
+        // Billions of parameters from the papers.
         let check = |shape: &ModelShape, billions: f64| {
             let found = shape.parameters() / 1e9;
             assert!((found / billions - 1.0).abs() < 0.01, "{}: {found}", shape.name);

@@ -1,7 +1,7 @@
-//! The planner against what others measured.
+//! Compares the planner with published measurements.
 //!
-//! A table is CSV; its columns say which kind it is. Each row is predicted from what the row says,
-//! and compared. No constant of the model is fitted on a row that is scored here.
+//! A table is a CSV file whose columns determine its kind. Each row is predicted from the row's own
+//! values, and compared. No constant of the model is fitted to a row scored here.
 
 mod bubbles;
 mod figure;
@@ -33,23 +33,23 @@ pub const TABLES: [(&str, &str); 11] = [
     (UNFITTED, include_str!("../scores/deepwell_ranks_h100.csv")),
 ];
 
-/// A table of runs to whose times no constant of the model was fitted.
+/// A table of runs with times that no constant of the model was fitted to.
 pub const UNFITTED: &str = "deepwell_ranks_h100.csv";
 
-/// One prediction beside its measurement.
+/// A prediction and its measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ScoredRow {
     /// Line of the file.
     pub line: usize,
-    /// What it is.
+    /// Description of the row.
     pub label: String,
-    /// Rows that are ranked against each other.
+    /// Group of rows ranked against each other.
     pub group: String,
-    /// What the planner says.
+    /// The planner's prediction.
     pub predicted: f64,
-    /// What was measured.
+    /// The measurement.
     pub measured: f64,
-    /// A feature of the row that the model does not count.
+    /// A feature of the row that is not modelled.
     pub unmodelled: Option<&'static str>,
     /// GB at this micro-batch and at the next larger one.
     pub memory_gb: Option<(f64, f64)>,
@@ -62,65 +62,65 @@ impl ScoredRow {
     }
 }
 
-/// Whether micro-batches fit where others' did.
+/// Counts of rows by predicted fit of the measured micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FitCounts {
     /// Rows.
     pub rows: usize,
-    /// Where theirs fits.
+    /// Rows whose micro-batch is predicted to fit.
     pub fits: usize,
-    /// Where one sequence more does not.
+    /// Rows where one more sequence is predicted not to fit.
     pub next_does_not: usize,
-    /// Where twice as many do not.
+    /// Rows where twice the micro-batch is predicted not to fit.
     pub twice_does_not: usize,
-    /// Rows whose micro-batch is not the largest, as another row of the table shows.
+    /// Rows whose micro-batch is not the largest possible, as shown by another row of the table.
     pub refuted: usize,
-    /// Where one sequence more does not fit, of the rows that are not refuted.
+    /// Rows where one more sequence is predicted not to fit, without the refuted rows.
     pub next_does_not_of_others: usize,
 }
 
 /// A scored table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Scored {
-    /// Its file.
+    /// File of the table.
     pub file: String,
-    /// What it measures.
+    /// Measured quantity.
     pub kind: &'static str,
-    /// Unit of its figures.
+    /// Unit of the figures.
     pub unit: &'static str,
     /// Rows in the order of the file.
     pub rows: Vec<ScoredRow>,
     /// Whether errors are differences rather than ratios.
     pub absolute: bool,
-    /// Whether rows of a group are alternatives of each other.
+    /// Whether the rows of a group are alternatives.
     pub ranks: bool,
-    /// Whether the best of a group has the largest figure.
+    /// Whether larger figures are better.
     pub larger_is_better: bool,
-    /// Where the table says which micro-batch fitted.
+    /// Fit of the micro-batches, if the table has the largest that fit.
     pub fits: Option<FitCounts>,
-    /// The best that others published; empty where nobody did.
+    /// The best published result; empty if none is known.
     pub published: &'static str,
-    /// What to know of the figures.
+    /// Remarks on the figures.
     pub notes: Vec<String>,
 }
 
-/// How the rows of a group were ranked.
+/// Ranking quality within a group.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GroupScore {
     /// The group.
     pub group: String,
-    /// Its rows.
+    /// Number of rows in the group.
     pub rows: usize,
-    /// Measured time of the plan predicted best over that of the plan measured best, less 1.
+    /// Measured time of the best predicted plan relative to the best measured plan, less 1.
     pub regret: f64,
     /// Kendall's rank correlation of predictions and measurements (τ-b).
     pub tau: f64,
 }
 
-/// Reads a table, finds out its kind, and scores it.
+/// Reads a table, determines its kind, and scores it.
 ///
 /// # Errors
-/// [`PlanError::Score`] with file and line for a table that cannot be read.
+/// [`PlanError::Score`] with file and line for an invalid table.
 pub fn score(file: &str, text: &str) -> Result<Scored, PlanError> {
     let table = Table::read(file, text)?;
     type Kind = (&'static [&'static str], fn(&Table) -> Result<Scored, PlanError>);
@@ -163,7 +163,7 @@ impl Scored {
         }
     }
 
-    /// Signed error of a row: difference where the kind is absolute, else ratio less 1.
+    /// Signed error of a row: a difference for absolute kinds, otherwise the ratio less 1.
     pub fn error(&self, row: &ScoredRow) -> f64 {
         if self.absolute {
             row.predicted - row.measured
@@ -185,14 +185,14 @@ impl Scored {
         errors.iter().sum::<f64>() / errors.len().max(1) as f64
     }
 
-    /// Magnitude that `share` of the rows do not exceed.
+    /// Magnitude not exceeded by `share` of the rows.
     pub fn error_quantile(&self, share: f64) -> f64 {
         let errors = self.magnitudes();
         let at = ((errors.len() as f64 * share).ceil() as usize).clamp(1, errors.len().max(1));
         errors.get(at - 1).copied().unwrap_or(0.0)
     }
 
-    /// Regret and rank correlation of each group of two rows or more.
+    /// Regret and rank correlation of each group with at least two rows.
     pub fn groups(&self) -> Vec<GroupScore> {
         if !self.ranks {
             return Vec::new();

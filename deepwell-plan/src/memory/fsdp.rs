@@ -42,8 +42,8 @@ pub(crate) fn fsdp_memory(
         let whole = Strategy { recompute: ActivationRecompute::None, ..*at };
         backward += kept(&whole).into_iter().fold(0.0, f64::max);
     }
-    // BF16 logits; the loss is one kernel, which reads logits and writes their gradient. The caller
-    // keeps the logits until the next micro-batch.
+    // BF16 logits. A single loss kernel reads the logits and writes the gradient. The caller keeps
+    // the logits until the next micro-batch.
     let logits = 2.0 * tokens * shape.vocab as f64;
     let (activations, logits) = match backward > logits {
         true => (saved + backward, logits),

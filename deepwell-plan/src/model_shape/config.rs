@@ -1,16 +1,16 @@
-//! Sizes of a model from its configuration, and of models that many know by name.
+//! Model sizes from a configuration, and of well-known models.
 
 use deepwell_ir::capture::{Gpt2Config, LlamaConfig, ModelConfig, ModelFamily};
 
 use super::{ExpertShape, LatentAttention, ModelShape};
 
 impl ModelShape {
-    /// Names beside the presets of [`ModelConfig`] that [`ModelShape::known`] has: models too large
-    /// for one machine.
+    /// Names known to [`ModelShape::known`] besides the presets of [`ModelConfig`]: models too
+    /// large for one machine.
     pub const LARGE: [&'static str; 3] = ["llama-3.1-405b", "deepseek-v3", "gpt3-175b"];
 
-    /// A model by name: a preset of [`ModelConfig`], or one of [`ModelShape::LARGE`] with the sizes
-    /// of its model card or paper.
+    /// A model by name: a preset of [`ModelConfig`], or a name of [`ModelShape::LARGE`] with the
+    /// sizes of the model card or paper.
     ///
     /// ```
     /// use deepwell_plan::ModelShape;
@@ -61,9 +61,9 @@ impl ModelShape {
         })
     }
 
-    /// The sizes of a configuration. Biases of a part of the projections, windows and sinks of
-    /// attention are not in them: they are well below 1 % of parameters and time, or make
-    /// attention cheaper than it is counted. None for a family whose sizes are not read yet.
+    /// The sizes of a configuration. Biases of some projections, and windows and sinks of
+    /// attention, are left out: they are well below 1 % of parameters and time, or make attention
+    /// cheaper than counted. `None` for an unsupported family.
     pub fn of(name: &str, config: &ModelConfig) -> Option<ModelShape> {
         match config {
             ModelConfig::Llama(config) => Some(of_llama(name, config)),
@@ -100,7 +100,7 @@ fn of_llama(name: &str, config: &LlamaConfig) -> ModelShape {
         vocab: config.vocab_size,
         gated: true,
         tied: config.tie_word_embeddings,
-        // gpt-oss has them in its experts, too.
+        // gpt-oss has biases in its experts, too.
         bias: (config.attention_bias && config.mlp_bias) || family.has_sinks(),
         norm_vectors: 1,
         positions: 0,
@@ -131,8 +131,8 @@ fn of_gpt2(name: &str, config: &Gpt2Config) -> ModelShape {
 mod tests {
     use super::*;
 
-    /// The formulas count what the tensors of a configuration are. Norms of heads are left out: up
-    /// to 0.11 %, of the smallest preset.
+    /// The formulas agree with the tensors of a configuration. Norms of heads are left out: up to
+    /// 0.11 %, in the smallest preset.
     #[test]
     fn parameters_are_those_of_the_configurations() {
         for name in ModelConfig::presets() {

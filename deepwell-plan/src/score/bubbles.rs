@@ -1,5 +1,5 @@
-//! Tables of op times and the bubble rates that another simulator gives for them, and of the memory
-//! of the same runs.
+//! Tables of op times with bubble rates from another simulator, and tables with the memory of the
+//! same runs.
 
 use super::table::{Row, Table};
 use super::{Scored, ScoredRow};
@@ -24,7 +24,7 @@ const MODELS: [(&str, [usize; 5]); 4] = [
 const VOCAB: usize = 50304;
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// A column, its schedule, and whether it is interleaved with one layer in each chunk.
+/// A column, its schedule, and whether the schedule is interleaved with one layer per chunk.
 const CELLS: [(&str, PipelineSchedule, bool); 5] = [
     ("bub_1F1B", PipelineSchedule::OneFOneB, false),
     ("bub_1F1B-I", PipelineSchedule::OneFOneB, true),
@@ -56,7 +56,7 @@ pub(super) fn score(table: &Table) -> Result<Scored, PlanError> {
 
 fn rate(row: &Row<'_>, schedule: PipelineSchedule, interleaved: bool) -> Result<f64, PlanError> {
     let (stages, count) = (row.size("p")?, row.size("m")?);
-    // One layer fewer on the first and on the last stage.
+    // The first and the last stage have one layer fewer.
     let chunks = if interleaved { (row.size("L")? + 2).div_ceil(stages) } else { 1 };
     let times = OpTimes {
         forward: row.positive("T_F")?,
@@ -75,8 +75,8 @@ fn rate(row: &Row<'_>, schedule: PipelineSchedule, interleaved: bool) -> Result<
     Ok(run.bubble_rate())
 }
 
-/// Peak memory of the same models: the allocator's, of the fullest stage. One sequence is 1,024
-/// tokens, attention goes through memory, and there are as many micro-batches as fill the pipeline.
+/// Peak memory of the same models: bytes allocated on the fullest stage. A sequence has 1,024
+/// tokens, attention is unfused, and the number of micro-batches fills the pipeline.
 pub(super) fn memory(table: &Table) -> Result<Scored, PlanError> {
     let mut scored = Scored::new("peak memory of pipelines", "GiB", false);
     for row in table.rows() {

@@ -10,8 +10,9 @@ const PLOT: f64 = 176.0;
 const LEFT: f64 = 46.0;
 const TOP: f64 = 34.0;
 
-/// A picture of predictions over measurements, a panel for each table: on the diagonal they agree,
-/// the band is 10 % (0.01 of bubble rates). Rows with a feature that is not modelled are hollow.
+/// An SVG of predictions over measurements with a panel for each table. The diagonal is a perfect
+/// prediction, the band is 10 % (0.01 for bubble rates). Rows with an unmodelled feature are
+/// hollow.
 pub fn figure(tables: &[Scored]) -> String {
     let rows = tables.len().div_ceil(COLUMNS).max(1);
     let (width, height) = (PANEL * COLUMNS as f64, PANEL * rows as f64);
@@ -29,7 +30,7 @@ pub fn figure(tables: &[Scored]) -> String {
     text
 }
 
-/// A value as a coordinate: its logarithm, or itself where errors are differences.
+/// A value as a coordinate: the logarithm, or the value for tables with absolute errors.
 fn scaled(table: &Scored, value: f64) -> f64 {
     if table.absolute { value } else { value.log10() }
 }
@@ -63,7 +64,7 @@ fn panel(text: &mut String, table: &Scored, (x0, y0): (f64, f64)) -> std::fmt::R
          stroke=\"#999999\"/>",
         bottom - PLOT
     )?;
-    // The band around the diagonal, cut off at the frame.
+    // The band around the diagonal, clipped at the frame.
     let shift = match table.absolute {
         true => 0.01 / (to - from) * PLOT,
         false => 1.1_f64.log10() / (to - from) * PLOT,
@@ -115,7 +116,7 @@ fn panel(text: &mut String, table: &Scored, (x0, y0): (f64, f64)) -> std::fmt::R
     )
 }
 
-/// Two or three digits that count.
+/// Formats two or three significant digits.
 fn number(value: f64) -> String {
     match value.abs() {
         large if large >= 1e9 => format!("{:.1}G", value / 1e9),
@@ -127,8 +128,8 @@ fn number(value: f64) -> String {
     }
 }
 
-/// The table of the documentation: a row for each file, its error, ranking, and the best that
-/// others published.
+/// The table of the documentation: for each file its error, its ranking, and the best published
+/// result.
 pub fn docs_table(tables: &[Scored]) -> String {
     let mut text = "| table | rows | error, average | 90 % of rows | largest | ranking: regret, \
                     Kendall's tau | best published elsewhere |\n|---|---|---|---|---|---|---|\n"

@@ -1,4 +1,4 @@
-//! llm-foundry's runs of MPT with FSDP: throughput, and the micro-batch that fits.
+//! llm-foundry's MPT runs with FSDP: throughput, and the largest micro-batch.
 
 use super::table::{Row, Table};
 use super::time::{gpu_of, stages_fit};
@@ -13,8 +13,8 @@ use crate::{ActivationRecompute, ModelShape, PlanError, Strategy};
 pub(super) const COLUMNS: [&str; 6] = ["model", "seq", "nGPU", "mbs", "tok_s_gpu", "shard"];
 
 const VOCAB: usize = 50368;
-/// What the driver keeps of a GPU's memory: an H100 of 81,559 MiB has 79.11 GiB for those who
-/// allocate (vllm-project/vllm#27508).
+/// GPU memory reserved by the driver: an H100 of 81,559 MiB has 79.11 GiB for allocations
+/// (vllm-project/vllm#27508).
 const DRIVER_BYTES: f64 = 81_559.0 * 1_048_576.0 - 79.11 * 1_073_741_824.0;
 
 /// Sizes of MPT: name, layers, hidden size, heads.
@@ -77,12 +77,11 @@ pub(super) fn score(table: &Table) -> Result<Scored, PlanError> {
 }
 
 struct Run {
-    /// Whether attention is Triton's. llm-foundry's `sweep.py` asks for it with 13b and 30b, and
-    /// for `flash` with the others, for which its setup.py (at b2a43a14, with which the table came)
-    /// installed flash-attn 1.0.9. How much slower than FlashAttention 2 Triton's was has no one
-    /// figure.
+    /// Whether attention is Triton's. llm-foundry's `sweep.py` selects Triton for 13b and 30b, and
+    /// `flash` for other sizes; its setup.py (at b2a43a14, the table's commit) installed flash-attn
+    /// 1.0.9. No single factor describes Triton relative to FlashAttention 2.
     triton: bool,
-    /// Whether activations go to the host, which neither time nor memory counts.
+    /// Whether activations are offloaded to the host, included in neither time nor memory.
     offload: bool,
     shape: ModelShape,
     at: Strategy,
@@ -109,7 +108,7 @@ impl Run {
             return Err(row.refuse(what));
         }
         let seq = row.size("seq")?;
-        // MPT: no biases, LayerNorm without one, ALiBi or learned positions, tied embedding.
+        // MPT: no biases, LayerNorm without bias, ALiBi or learned positions, tied embedding.
         let shape = ModelShape {
             bias: false,
             norm_vectors: 1,
@@ -151,7 +150,7 @@ impl Run {
         let nic_gbps = if generation == Generation::Ampere { 25.0 } else { 50.0 };
         let fabric = Fabric::new(generation, domain_gpus, nic_gbps);
         let fp8 = row.text("prec").contains("fp8");
-        // PyTorch without `torch.compile`; the loss is one kernel each way.
+        // PyTorch without `torch.compile`; the loss is one kernel in each direction.
         let rules = StepRules {
             gradient_bytes: 2.0,
             fp8,
@@ -165,8 +164,8 @@ impl Run {
         Ok((self.at.micro_batch * self.at.micro_batches * self.seq) as f64 / time.seconds)
     }
 
-    /// Bytes on a GPU with this micro-batch, context and NCCL included. With `flash` MPT pads the
-    /// output of the attention kernel, which is another copy.
+    /// Bytes on a GPU with this micro-batch, CUDA context and NCCL included. With `flash`, MPT pads
+    /// the output of the attention kernel, another copy.
     fn bytes(&self, micro_batch: usize) -> f64 {
         let at = Strategy { micro_batch, ..self.at };
         let kernel = match self.triton {
@@ -176,13 +175,13 @@ impl Run {
         fsdp_memory(&self.shape, &at, self.seq, kernel).allocated() + OUTSIDE_BYTES
     }
 
-    /// Bytes that can be allocated.
+    /// Bytes available for allocation.
     fn limit_bytes(&self) -> f64 {
         self.gpu.memory_bytes - DRIVER_BYTES
     }
 
-    /// Whether this run had as many tokens in a micro-batch as one sequence more of `other` would,
-    /// on no more GPUs: then the micro-batch of `other` is not the largest that fits.
+    /// Whether this run's micro-batch has at least the tokens of `other`'s plus one sequence, on no
+    /// more GPUs: then the micro-batch of `other` is not the largest possible.
     fn shows_room_for_more_than(&self, other: &Run) -> bool {
         let (own, others) = (&self.at, &other.at);
         self.shape.layers == other.shape.layers

@@ -1,5 +1,5 @@
-//! Peak memory of small models as Megatron-LM's functional tests record it: the allocator's peak on
-//! the last rank.
+//! Peak memory of small models recorded by Megatron-LM's functional tests: bytes allocated on the
+//! last rank.
 
 use super::table::{Row, Table};
 use super::{Scored, ScoredRow};
@@ -35,7 +35,7 @@ pub(super) fn score(table: &Table) -> Result<Scored, PlanError> {
     Ok(scored)
 }
 
-/// What a row describes.
+/// The run described by a row.
 struct Run {
     shape: ModelShape,
     at: Strategy,
@@ -45,7 +45,7 @@ struct Run {
     unmodelled: Option<&'static str>,
 }
 
-/// The flags of a row: words, and words with a value.
+/// The flags of a row, with or without values.
 struct Flags<'a>(&'a str);
 
 impl<'a> Flags<'a> {
@@ -107,12 +107,12 @@ impl Run {
 fn shape(row: &Row<'_>, flags: &Flags<'_>) -> Result<ModelShape, PlanError> {
     let (layers, hidden, heads) = (row.size("L")?, row.size("h")?, row.size("a")?);
     let gated = flags.has("swiglu");
-    // Megatron-LM's default for a gated layer: two thirds, down to a multiple of 64.
+    // Megatron-LM's default for a gated layer: two thirds, rounded down to a multiple of 64.
     let default_ffn = if gated { hidden * 8 / 3 / 64 * 64 } else { 4 * hidden };
     let ffn = row.size_or("ffn", default_ffn)?;
     let head_dim = flags.size(row, "kvch")?.unwrap_or(hidden / heads);
     let latent = if flags.has("mla") {
-        // Megatron-LM's defaults where the head's width is given, as the large models have it.
+        // Megatron-LM's defaults if the head width is given, as for the large models.
         let rope_dim = if flags.value("kvch").is_some() { 64 } else { head_dim / 2 };
         Some(LatentAttention {
             q_rank: flags.size(row, "qlora")?.unwrap_or(0),
@@ -149,7 +149,7 @@ fn shape(row: &Row<'_>, flags: &Flags<'_>) -> Result<ModelShape, PlanError> {
     })
 }
 
-/// Leading layers without experts of `([0]*3+[1]*12)`.
+/// Number of leading layers without experts in `([0]*3+[1]*12)`.
 fn dense_layers(row: &Row<'_>, pattern: Option<&str>) -> Result<usize, PlanError> {
     let Some(pattern) = pattern else { return Ok(0) };
     let wrong = || row.refuse(format!("`freq`: expected `([0]*N+[1]*M)`, got `{pattern}`"));
@@ -174,7 +174,7 @@ fn parallelism(
     let dp = row.share("GPUs", world, tp * pp * cp)?;
     let (ep, etp) = (row.size_or("EP", 1)?, row.size_or("ETP", tp)?);
     let micro_batch = row.size("mbs")?;
-    // As many micro-batches as stages fill a pipeline; memory grows no further.
+    // As many micro-batches as stages fill a pipeline; more do not increase memory.
     let global_batch = row.size_or("gbs", micro_batch * dp * pp)?;
     let micro_batches = row.share("gbs", global_batch, micro_batch * dp)?;
     let expert_ranks = if shape.experts.is_some() { ep * etp } else { 1 };
@@ -224,7 +224,7 @@ fn rules(row: &Row<'_>, flags: &Flags<'_>, case: &str) -> Result<MemoryRules, Pl
     let flash_pair = flags.value("attn") == Some("flash") && !case.contains("nondeterministic");
     let is_deterministic = flags.has("det") || flash_pair;
     let torch_mib = if is_blackwell && !is_deterministic { 8.125 } else { 32.0 };
-    // cuBLAS handles are a thread's: forward passes run on one, backward passes on another.
+    // cuBLAS handles are per thread: forward passes and backward passes run on different threads.
     let mut workspace_mib = 2.0 * torch_mib;
     if flags.has("te") {
         workspace_mib += 32.0;
@@ -259,7 +259,7 @@ fn listed(list: &str, module: &str) -> bool {
     list.trim_matches(['[', ']']).split('+').any(|known| known == module)
 }
 
-/// What the last stage holds: by a layout string, by virtual stages, or in equal parts.
+/// The last stage's layers: by a layout string, by virtual stages, or in equal parts.
 fn last_stage(
     row: &Row<'_>,
     flags: &Flags<'_>,

@@ -1,11 +1,11 @@
-//! Scores as text and as CSV.
+//! Scores as text and CSV.
 
 use std::fmt;
 
 use super::Scored;
 
 impl Scored {
-    /// Each row: line, label, predicted, measured, error, what is not modelled.
+    /// A line for each row: line, label, predicted, measured, error, unmodelled feature.
     pub fn csv(&self) -> String {
         let mut text = "file,line,label,group,predicted,measured,error,unmodelled\n".to_string();
         for row in &self.rows {

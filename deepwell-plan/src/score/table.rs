@@ -1,8 +1,8 @@
-//! Tables of measurements as CSV, with the line of every value.
+//! CSV tables of measurements, with the line of every value.
 
 use crate::PlanError;
 
-/// A table and where its rows stand.
+/// A table with the line of each row.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     pub(super) name: String,
@@ -20,7 +20,7 @@ pub(super) struct Row<'a> {
 }
 
 impl Table {
-    /// Reads a header and its rows; lines of `#` and empty ones are passed over.
+    /// Reads a header and rows; comment lines (`#`) and empty lines are skipped.
     pub(super) fn read(name: &str, text: &str) -> Result<Table, PlanError> {
         let refuse =
             |line: usize, what: String| PlanError::Score { file: name.to_string(), line, what };
@@ -40,7 +40,7 @@ impl Table {
         let mut rows = Vec::new();
         for (line, text) in lines {
             let cells = split(text).map_err(|what| refuse(line, what))?;
-            // Spreadsheets leave rows of commas behind.
+            // Spreadsheets leave rows of commas.
             if cells.iter().all(String::is_empty) {
                 continue;
             }
@@ -56,7 +56,7 @@ impl Table {
         Ok(Table { name: name.to_string(), columns, rows })
     }
 
-    /// Whether all of `names` are columns.
+    /// Whether the table has all columns of `names`.
     pub(super) fn has(&self, names: &[&str]) -> bool {
         names.iter().all(|name| self.columns.iter().any(|column| column == name))
     }
@@ -70,7 +70,7 @@ impl Table {
     }
 }
 
-/// Cells of a line; quotes hold commas, two of them are one.
+/// Splits a line into cells; quotes enclose commas, and a doubled quote is a quote.
 fn split(line: &str) -> Result<Vec<String>, String> {
     let (mut cells, mut cell, mut quoted) = (Vec::new(), String::new(), false);
     let mut characters = line.chars().peekable();
@@ -97,13 +97,13 @@ impl<'a> Row<'a> {
         PlanError::Score { file: self.table.name.clone(), line: self.line, what }
     }
 
-    /// The text of a column; empty where there is none.
+    /// The text of a column; empty if missing.
     pub(super) fn text(&self, column: &str) -> &'a str {
         let at = self.table.columns.iter().position(|name| name == column);
         at.and_then(|at| self.cells.get(at)).map_or("", String::as_str)
     }
 
-    /// A finite number, `None` where the cell is empty.
+    /// A finite number; `None` for an empty cell.
     pub(super) fn number(&self, column: &str) -> Result<Option<f64>, PlanError> {
         let text = self.text(column);
         if text.is_empty() || text == "-" {
@@ -126,11 +126,11 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// A whole number from 1, `default` where the cell is empty.
+    /// A whole number from 1; `default` for an empty cell.
     pub(super) fn size_or(&self, column: &str, default: usize) -> Result<usize, PlanError> {
         match self.number(column)? {
             None => Ok(default),
-            // Larger sizes would overflow products of them.
+            // Larger sizes would overflow in products.
             Some(size) if size >= 1.0 && size.fract() == 0.0 && size <= 1e9 => Ok(size as usize),
             Some(size) => {
                 Err(self
@@ -147,7 +147,7 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// How many ways `whole` is divided, in equal parts.
+    /// Number of equal parts of size `part` in `whole`.
     pub(super) fn share(&self, what: &str, whole: usize, part: usize) -> Result<usize, PlanError> {
         if part == 0 || whole < part || !whole.is_multiple_of(part) {
             return Err(self.refuse(format!("{what}: expected a multiple of {part}, got {whole}")));

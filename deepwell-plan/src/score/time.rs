@@ -11,7 +11,7 @@ use crate::{ActivationRecompute, ModelShape, PlanError, Strategy};
 
 /// Columns of "Reducing Activation Recomputation".
 pub(super) const KORTHIKANTI: [&str; 5] = ["iter_present_s", "L", "h", "TP", "PP"];
-/// The same where only the runs with full recomputation are there.
+/// Columns of the same paper's table with full recomputation only.
 pub(super) const KORTHIKANTI_FULL: [&str; 5] = ["iter_full_s", "L", "h", "TP", "PP"];
 /// Columns of the Megatron-LM papers' weak scaling on A100.
 pub(super) const SC21: [&str; 5] = ["params_B", "TF_per_GPU", "nGPU", "TP", "PP"];
@@ -22,19 +22,19 @@ pub(super) const ZERO3: [&str; 5] = ["scheme", "params_B", "nGPU", "mbs", "TF_pe
 /// Columns of vTrain's measurements.
 pub(super) const VTRAIN: [&str; 5] = ["iter_ms", "L", "TP", "DP", "PP"];
 
-/// Passes of a step at most.
+/// Largest number of passes of a step.
 const PASSES_MAX: usize = 4_000_000;
-/// Chunks of a stage at most where they are chosen.
+/// Largest number of chunks per stage tried by a choice.
 const CHOICE_CHUNKS_MAX: usize = 128;
-/// Passes of a step at most where a micro-batch and chunks are chosen.
+/// Largest number of passes of a step with a choice of micro-batch and chunks.
 const CHOICE_PASSES_MAX: usize = 200_000;
 
-/// Sequence and padded vocabulary of the papers on A100.
+/// Sequence length and padded vocabulary of the A100 papers.
 const A100_SEQ: usize = 2048;
 const A100_VOCAB: usize = 51200;
 
-/// The paper's runs, as its authors' own script starts them (`examples/sc21/run_table_1.sh` of
-/// Megatron-LM): layers, hidden size, TP, PP, batch; micro-batch and chunks.
+/// The paper's runs, from the authors' script (`examples/sc21/run_table_1.sh` of Megatron-LM):
+/// layers, hidden size, TP, PP, batch; micro-batch and chunks.
 const SC21_RUNS: [([usize; 5], [usize; 2]); 10] = [
     ([24, 2304, 1, 1, 512], [16, 1]),
     ([30, 3072, 2, 1, 512], [16, 1]),
@@ -52,7 +52,7 @@ fn a100_fabric() -> Fabric {
     Fabric::new(Generation::Ampere, 8, 25.0)
 }
 
-/// The GPU of a row: by its column `gpu`, where it has one.
+/// The GPU of a row: given by the column `gpu`, otherwise the default.
 pub(super) fn gpu_of(row: &Row<'_>, default: fn() -> GpuModel) -> Result<GpuModel, PlanError> {
     let name = row.text("gpu");
     if name.is_empty() {
@@ -64,8 +64,7 @@ pub(super) fn gpu_of(row: &Row<'_>, default: fn() -> GpuModel) -> Result<GpuMode
     })
 }
 
-/// The network of the table, or that of NVIDIA's own systems where a row names a GPU of another
-/// generation.
+/// The table's network, or NVIDIA's own for a row with a GPU of another generation.
 fn fabric_of(gpu: &GpuModel, table: Fabric) -> Fabric {
     if gpu.generation == table.generation {
         table
@@ -74,13 +73,13 @@ fn fabric_of(gpu: &GpuModel, table: Fabric) -> Fabric {
     }
 }
 
-/// Tokens of a sequence, by one of the two names of the column.
+/// Tokens per sequence, from either of two column names.
 fn seq_of(row: &Row<'_>, default: usize) -> Result<usize, PlanError> {
     let default = row.size_or("s", default)?;
     row.size_or("seq", default)
 }
 
-/// Chunks of a stage where the table has them, by any of the names of the column.
+/// Chunks per stage, from any of the column names; `None` without such a column.
 fn chunks_of(row: &Row<'_>) -> Result<Option<usize>, PlanError> {
     for column in ["VP", "VPP", "interleave"] {
         if !row.text(column).is_empty() {
@@ -105,7 +104,7 @@ fn gpt(row: &Row<'_>, seq: usize, vocab: usize) -> Result<ModelShape, PlanError>
     Ok(ModelShape { kv_heads, ffn, ..ModelShape::gpt(layers, hidden, heads, vocab, seq) })
 }
 
-/// Checks what every pipeline needs of a row: stages that have layers.
+/// Checks a requirement of every pipeline: all stages have layers.
 pub(super) fn stages_fit(
     row: &Row<'_>,
     shape: &ModelShape,
@@ -164,8 +163,8 @@ pub(super) fn korthikanti(table: &Table) -> Result<Scored, PlanError> {
     Ok(scored)
 }
 
-/// The micro-batch and chunks of the row, else `known` ones, else those of the least predicted time
-/// that fit.
+/// The micro-batch and chunks of the row; otherwise `known` values; otherwise the fastest predicted
+/// choice that fits.
 fn chosen(
     row: &Row<'_>,
     shape: &ModelShape,
@@ -196,7 +195,7 @@ fn chosen(
     for micro_batch in sizes.into_iter().filter(|&size| per_rank.is_multiple_of(size)) {
         for &vpp in &chunks {
             let at = Strategy { micro_batch, micro_batches: per_rank / micro_batch, vpp, ..*base };
-            // Dozens of choices are simulated: each only as far as a large run goes.
+            // Dozens of choices are simulated, so each has the smaller limit.
             let is_choice = given.0 == 0 && (micro_batch, vpp) != (1, 1);
             let most = if is_choice { CHOICE_PASSES_MAX } else { PASSES_MAX };
             if at.pp * at.micro_batches * vpp > most {
@@ -250,7 +249,7 @@ pub(super) fn sc21(table: &Table) -> Result<Scored, PlanError> {
     Ok(scored)
 }
 
-/// Seconds behind the paper's FLOP/s of a GPU, which count recomputation.
+/// Seconds computed from the paper's FLOP/s per GPU, which include recomputation.
 fn sc21_seconds(row: &Row<'_>, shape: &ModelShape, seq: usize) -> Result<f64, PlanError> {
     let (layers, hidden) = (shape.layers as f64, shape.hidden as f64);
     let tokens = (row.size("gbs")? * seq) as f64;
@@ -270,7 +269,7 @@ pub(super) fn h100(table: &Table) -> Result<Scored, PlanError> {
         let (tp, pp) = (row.size("TP")?, row.size("PP")?);
         let dp = row.share("nGPU", row.size("nGPU")?, tp * pp)?;
         let base = Strategy { tp, pp, dp, sp: tp > 1, zero: 1, ..Strategy::SINGLE };
-        // Transformer Engine's kernels are fused: as PyTorch's are by `torch.compile`.
+        // Transformer Engine's kernels are fused, comparable to `torch.compile`.
         let step = StepRules { framework: StepRules::PYTORCH, ..StepRules::MODERN };
         let rules = (&step, &MemoryRules { dropout: false, ..MemoryRules::megatron() });
         let (at, time) = chosen(&row, &shape, &base, &gpu, &fabric, rules, seq, None)?;
@@ -341,7 +340,7 @@ pub(super) fn zero3(table: &Table) -> Result<Scored, PlanError> {
         let label = format!("{scheme} {billions}B {gpus} GPUs");
         let group = if scheme == "zero3" { "zero3" } else { "ptd" };
         let mut scored_row = ScoredRow::new(row.line, label, group, time.seconds, measured);
-        // Twice the GPUs took as long: what it waited for is not what NCCL's constants say.
+        // Twice the GPUs took the same time, so the waiting is not explained by NCCL's constants.
         scored_row.unmodelled = (scheme == "zero3").then_some("ZeRO-3 of DeepSpeed in 2021");
         scored.rows.push(scored_row);
     }
@@ -352,7 +351,7 @@ pub(super) fn vtrain(table: &Table) -> Result<Scored, PlanError> {
     let mut scored = Scored::new("step time and ranking, vTrain", "s", false);
     scored.published = "vTrain: 14.7 % over several nodes; regret: nobody";
     scored.ranks = true;
-    // 800 Gbit/s of a node for its eight GPUs.
+    // 800 Gbit/s per node of eight GPUs.
     let own = Fabric { nic_gbps: 12.5, ..a100_fabric() };
     for row in table.rows() {
         let gpu = gpu_of(&row, GpuModel::a100)?;
@@ -384,7 +383,7 @@ pub(super) fn vtrain(table: &Table) -> Result<Scored, PlanError> {
             size => size.to_string(),
         };
         let label = format!("{size}B TP{tp} DP{dp} PP{pp} mbs{micro_batch}");
-        // Plans of one model and batch on as many GPUs are alternatives of each other.
+        // Plans of one model and batch on the same number of GPUs are alternatives.
         let group = format!("{size}B on {}", tp * dp * pp);
         let measured = row.positive("iter_ms")? / 1e3;
         scored.rows.push(ScoredRow::new(row.line, label, &group, time.seconds, measured));

@@ -7,7 +7,7 @@ use crate::PlanError;
 use crate::collectives::Fabric;
 use crate::gpu_model::GpuModel;
 
-/// GPUs of one kind, their nodes and networks.
+/// GPUs of a single kind with their nodes and networks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machines {
     /// Name of the cluster.
