@@ -65,7 +65,7 @@ impl ScoredRow {
 /// Counts of rows by predicted fit of the measured micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct FitCounts {
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
     /// Rows whose micro-batch is predicted to fit.
     pub fits: usize,

@@ -17,27 +17,27 @@ use deepwell_trainer::{Device, ModelSource};
 
 use crate::planning::PlanningArgs;
 
-/// Whole programs that are lowered before the search goes on without: those of few layers tell
-/// which plan fits, so that the first does nearly always.
+/// Largest number of plans lowered as whole programs. Programs of few layers predict the fit, so
+/// the first plan nearly always lowers.
 const LOWERED_MAX: usize = 8;
 
-/// What lowering came to.
+/// Result of lowering the best plan.
 #[derive(Debug, Default)]
 pub(crate) struct Lowered {
-    /// Programs with their prediction; none where the trainer does not run the plan.
+    /// Programs with prediction; `None` for a plan unsupported by the trainer.
     pub(crate) planned: Option<Planned>,
-    /// Why it does not, where it is within the trainer's rules.
+    /// Why a plan within the trainer's rules was not lowered.
     pub(crate) not_run_yet: Option<String>,
-    /// Plans that are predicted faster and did not lower, with the reason of the first.
+    /// Number of faster plans that failed to lower, with the reason of the first.
     pub(crate) refused: Option<String>,
 }
 
-/// What the programs of a search are lowered from.
+/// Inputs for lowering the programs of a search.
 pub(crate) struct Source<'a> {
     graph: Graph,
     asked: PlanRequest,
     catalog: KnownKernels,
-    /// The device of a single rank, and of a rank among several.
+    /// The device of a single rank, and of a rank in a group.
     targets: [Target; 2],
     node: &'a Hardware,
     allow_fallback: bool,
@@ -64,7 +64,8 @@ impl<'a> Source<'a> {
         let device = Device::Cuda(0);
         let alone = device.target(node)?;
         let in_bf16 = planning.is_auto() && !request.fp8;
-        // Of micro-batches of one sequence: what layers take less time in depends on it little.
+        // For micro-batches of one sequence: the faster precision of a layer depends little on
+        // their size.
         let policy = match in_bf16 {
             true => PrecisionPolicy::bf16(),
             false => planning.policy(&graph, (device, &alone), (1, request.seq))?.0,
@@ -84,11 +85,11 @@ impl<'a> Source<'a> {
         Ok(Source { graph, asked, catalog, targets, node, allow_fallback })
     }
 
-    /// [`Source::new`] for a search. Of a model of which only the sizes are known there are no
-    /// programs: the reason comes in their place, and plans of others are searched for too.
+    /// [`Source::new`] for a search. If only the sizes of a model are known, returns the reason
+    /// instead of programs, and plans unsupported by the trainer are searched too.
     ///
     /// # Errors
-    /// As [`Source::new`], where only plans of the trainer are asked for.
+    /// As [`Source::new`], if only plans supported by the trainer are requested.
     pub(crate) fn of_search(
         planning: &PlanningArgs,
         request: &mut SearchRequest,
@@ -102,13 +103,14 @@ impl<'a> Source<'a> {
         source.map(Ok)
     }
 
-    /// What a search asks of them.
+    /// The programs of plans, as input of a search.
     pub(crate) fn programs(&self) -> Programs<'_> {
         let (graph, asked, catalog) = (&self.graph, &self.asked, &self.catalog);
         Programs::new(ProgramMemory::new(graph, asked, catalog, self.targets.clone()))
     }
 
-    /// The programs of a strategy's ranks: its micro-batch, recomputation and layers of each stage.
+    /// Lowers the programs of a strategy's ranks: its micro-batch, recomputation and layers of each
+    /// stage.
     fn lower(&self, request: &SearchRequest, at: &Strategy) -> Result<Planned> {
         let parallel = at.parallel()?;
         let [alone, among_ranks] = &self.targets;
@@ -130,11 +132,11 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Searches for the best plan, and lowers it where it is within the trainer's rules. A plan whose
-/// programs do not do after all makes place for the next one.
+/// Searches for the best plan, and lowers the plan if it is within the trainer's rules. If lowering
+/// fails, the next best plan is tried.
 ///
 /// # Errors
-/// As [`search_with`]; with [`ByTrainer::Only`], that nothing lowers.
+/// As [`search_with`]; with [`ByTrainer::Only`], also if no plan lowers.
 pub(crate) fn best(
     request: &SearchRequest,
     source: Option<&Source<'_>>,
@@ -144,7 +146,7 @@ pub(crate) fn best(
     best_by(request, aids, &lower)
 }
 
-/// [`best`] with what makes the programs of a strategy.
+/// [`best`] with a function that lowers a strategy.
 fn best_by(
     request: &SearchRequest,
     aids: &SearchAids<'_>,
@@ -158,7 +160,7 @@ fn best_by(
         let Some(Err(error)) = outcome else {
             let planned = outcome.transpose()?;
             if let Some(planned) = &planned {
-                // Its whole programs are there now.
+                // The whole programs are available now.
                 found.best.memory_bytes = planned.prediction.peak_bytes() as f64;
             }
             let said = refused.first().map(|(at, why)| {
@@ -188,8 +190,8 @@ fn best_by(
     }
 }
 
-/// Takes the memory of whole programs for that of a plan. Returns what the search counted by few of
-/// their layers, stage by stage.
+/// Replaces the plan's memory by the memory of whole programs. Returns the search's estimate from
+/// programs of few layers, by stage.
 pub(crate) fn take_programs(
     plan: &mut ClusterPlan,
     lowered: &Lowered,
@@ -203,8 +205,8 @@ pub(crate) fn take_programs(
     counted.into_iter().flatten().map(|stage| stage.peak()).collect()
 }
 
-/// Each class of ranks: memory of its program beside what a search counted by few of its layers,
-/// bytes to others, and the least time of a step.
+/// Text with a line for each class of ranks: memory of the program and the search's estimate, bytes
+/// to other ranks, and least time per step.
 pub(crate) fn page(run: &DryRun, searched: &[u64], plan: &ClusterPlan) -> String {
     let mut text = "\nlowered, a program for each class of ranks; times are bounds by roofline\n\
                     ranks           GB at the peak  by the search  GB to others  at least\n"
@@ -243,7 +245,7 @@ mod tests {
 
     use super::*;
 
-    /// A model of two layers on two or four GPUs, and what its programs are lowered from.
+    /// A model of two layers on two or four GPUs, and the source of its programs.
     fn source(node: &Hardware, by_trainer: ByTrainer) -> (SearchRequest, Source<'_>) {
         let config = ModelConfig::preset("llama-micro").expect("a preset");
         let shape = ModelShape::of("llama-micro", &config).expect("a shape");
@@ -271,7 +273,7 @@ mod tests {
         (request, Source { graph, asked, catalog, targets, node, allow_fallback: false })
     }
 
-    /// Plans that do not lower were printed with `--runnable`, and the exit code was 0.
+    /// Regression: `--runnable` printed plans that do not lower, with exit code 0.
     #[test]
     fn plans_that_do_not_lower_make_place_for_others() {
         let node = Hardware::preset("h200-x4").expect("a preset");

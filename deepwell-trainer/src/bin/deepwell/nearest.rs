@@ -1,13 +1,12 @@
-//! What would let the trainer run a plan where it runs none.
+//! Suggests changes with which the trainer supports a plan.
 
 use deepwell_plan::PlanError;
 use deepwell_plan::search::{ByTrainer, Machines, SearchAids, SearchRequest, search_with};
 
-/// The most times as many GPUs that are tried.
+/// Largest multiple of the GPUs tried.
 const GPUS_TIMES_MAX: usize = 64;
 
-/// The error of a request without a plan, with the changes that give a plan: each pin taken back,
-/// and more GPUs.
+/// Adds suggestions to the error of a request without a plan: each pin removed, and more GPUs.
 pub(crate) fn named(
     error: anyhow::Error,
     request: &SearchRequest,
@@ -29,7 +28,7 @@ pub(crate) fn named(
     PlanError::NoPlan { what, rejected, hint }.into()
 }
 
-/// The nearest requests for which there is a plan that the trainer runs, in words.
+/// Describes the nearest requests with a plan supported by the trainer.
 fn all(request: &SearchRequest, aids: &SearchAids<'_>) -> Vec<String> {
     let plan = |other: &SearchRequest, change: String| {
         let aids = SearchAids { best_alone: true, ..*aids };

@@ -98,10 +98,10 @@ pub(crate) fn run(args: &PlanCommand) -> Result<Outcome> {
     Ok(Outcome::Success)
 }
 
-/// A plan beside what was not taken.
+/// A plan with the rejected plans and kernels.
 #[derive(Debug, Serialize)]
 struct Explained {
-    /// As it was named.
+    /// Name given on the command line.
     model: String,
     plan: Plan,
     rejected_plans: Vec<String>,
@@ -109,7 +109,7 @@ struct Explained {
     /// Rows of a layer's experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     expert_room: Option<ExpertRoom>,
-    /// Bytes that a rank exchanges with others in a step.
+    /// Bytes sent to other ranks per step.
     #[serde(skip_serializing_if = "is_zero")]
     bytes_on_link: u64,
 }
@@ -119,13 +119,13 @@ fn is_zero(bytes: &u64) -> bool {
 }
 
 impl Explained {
-    /// The rows of experts as a line; empty for a model without experts.
+    /// The line about experts' rows; empty for a model without experts.
     fn room(&self) -> String {
         self.expert_room.map_or(String::new(), |room| format!("  experts       {room}\n"))
     }
 }
 
-/// The kernel that serves a kind of call, and those that do not.
+/// The selected kernel of a kind of call, and the rejected kernels.
 #[derive(Debug, PartialEq, Serialize)]
 struct KernelChoices {
     op: String,
@@ -134,8 +134,8 @@ struct KernelChoices {
     rejected: Vec<Rejected>,
 }
 
-/// Calls of one op with one kernel and the same other kernels together, in order of first use: why
-/// not the others, and how much slower they would be, is said of the first call.
+/// Groups calls by op, kernel and rejected kernels, in order of first use. Reasons and times are
+/// from the first call of each group.
 fn kernel_choices(program: &Program) -> Vec<KernelChoices> {
     let mut kinds: Vec<KernelChoices> = Vec::new();
     let others = |call: &Call| -> Vec<String> {

@@ -1,4 +1,4 @@
-//! `deepwell plan` for a cluster: from flags to a search, and what it found.
+//! `deepwell plan` for a cluster: converts flags to a search request and prints the result.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ use crate::output::{note, print, print_json};
 use crate::planning::PlanningArgs;
 use crate::watch::Watch;
 
-/// Tokens of a sequence and of a step, unless something else is asked for.
+/// Default tokens per sequence and per step.
 const SEQ: usize = 4096;
 const STEP_TOKENS: usize = 4 << 20;
 
@@ -75,7 +75,7 @@ pub(crate) struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// Refuses its options where there is no cluster.
+    /// Returns an error if an option is given without a cluster.
     pub(crate) fn refuse_without_cluster(&self) -> Result<()> {
         let Some(option) = self.first_given() else { return Ok(()) };
         bail!(
@@ -84,7 +84,7 @@ impl ClusterArgs {
         )
     }
 
-    /// The first of its options that was given.
+    /// The first option given on the command line.
     fn first_given(&self) -> Option<&'static str> {
         let given = [
             ("--pin", !self.pin.is_empty()),
@@ -105,7 +105,7 @@ impl ClusterArgs {
     }
 }
 
-/// The cluster that is planned for: `--hardware` has GPUs, and no device of it is named.
+/// The cluster to plan for: `--hardware` has GPUs, and no device is given.
 pub(crate) fn cluster_asked(planning: &PlanningArgs) -> Result<Option<Cluster>> {
     let Some(name) = planning.hardware.as_deref() else { return Ok(None) };
     if planning.device.is_some() || planning.devices.is_some() {
@@ -132,22 +132,22 @@ fn tokens(text: &str) -> Result<f64, String> {
     tokens.ok_or_else(|| format!("expected tokens such as 15T, 300B or 1e12, got `{text}`"))
 }
 
-/// What a plan for a cluster prints as JSON.
+/// JSON output of a plan for a cluster.
 #[derive(Debug, Serialize)]
 struct Printed<'a> {
-    /// As it was named.
+    /// Name given on the command line.
     model: &'a str,
     plan: &'a ClusterPlan,
-    /// What each rank runs; none where the trainer does not run the plan yet.
+    /// The plan of each rank; `None` for a plan unsupported by the trainer.
     program: Option<&'a Plan>,
-    /// The programs of all classes of ranks, simulated by roofline.
+    /// Prediction of the programs of all classes of ranks, by roofline.
     lowered: Option<&'a DryRun>,
     memory_as: Option<&'a Count>,
     search: &'a Found,
     what_if: &'a [WhatIf],
 }
 
-/// Searches, and prints what was found.
+/// Searches and prints the result.
 pub(crate) fn run(
     planning: &PlanningArgs,
     args: &ClusterArgs,
@@ -157,7 +157,7 @@ pub(crate) fn run(
 ) -> Result<()> {
     let mut request = request(planning, args, cluster)?;
     if planning.is_auto() && request.fp8 {
-        // As the closed form predicts it, in the precision that takes less time.
+        // Takes the precision with less time, as predicted by the closed form.
         let gpus = request.gpus.first().copied().into_iter().collect();
         let in_fp8 = SearchRequest { gpus, ..request.clone() };
         let in_bf16 = SearchRequest { fp8: false, ..in_fp8.clone() };
@@ -233,7 +233,7 @@ fn write_pictures(args: &ClusterArgs, request: &SearchRequest, plan: &ClusterPla
     write(&args.memory_svg, &|| Ok(pictures.memory_svg()?))
 }
 
-/// What is searched for.
+/// Builds the request of the search.
 fn request(
     planning: &PlanningArgs,
     args: &ClusterArgs,
@@ -273,12 +273,12 @@ fn request(
     })
 }
 
-/// What `--runnable` says of the plan that is taken.
+/// Converts `--runnable`: whether plans unsupported by the trainer are allowed.
 pub(crate) fn by_trainer(runnable: bool) -> ByTrainer {
     if runnable { ByTrainer::Only } else { ByTrainer::First }
 }
 
-/// The sizes of a model: a preset, a configuration, or a model too large for one machine.
+/// The sizes of a model: of a preset, a configuration, or a model too large for one machine.
 fn shape(name: &str, seq: usize) -> Result<ModelShape> {
     if ModelShape::LARGE.contains(&name)
         && let Some(shape) = ModelShape::known(name)
@@ -309,7 +309,7 @@ fn gpu_counts(args: &ClusterArgs, machines: &mut Machines) -> Result<Vec<usize>>
     if most == 0 {
         bail!("--max-gpus: expected at least 1, got 0");
     }
-    // Whole NVLink domains, or as many GPUs of each.
+    // Whole NVLink domains, or the same number of GPUs in each domain.
     let domain = machines.fabric.domain_gpus;
     let whole_domains = most / domain * domain;
     let domains = most.div_ceil(domain);
@@ -337,7 +337,7 @@ fn gpu_counts(args: &ClusterArgs, machines: &mut Machines) -> Result<Vec<usize>>
     Ok(halves.collect())
 }
 
-/// Whether linear layers are computed by FP8 units.
+/// Whether linear layers run on FP8 units.
 fn is_fp8(planning: &PlanningArgs, machines: &Machines) -> Result<bool> {
     let precision = planning.precision.as_str();
     let is_auto = planning.is_auto();
@@ -366,7 +366,7 @@ fn is_fp8(planning: &PlanningArgs, machines: &Machines) -> Result<bool> {
     Ok(fp8)
 }
 
-/// Options of a plan for ranks that are named, as pins.
+/// Converts options of a plan for named ranks to pins.
 fn pins_of(planning: &PlanningArgs) -> Result<Vec<Pin>> {
     let degrees = &planning.degrees;
     let given = [
@@ -383,7 +383,7 @@ fn pins_of(planning: &PlanningArgs) -> Result<Vec<Pin>> {
             pins.push(format!("{dimension}={value}").parse()?);
         }
     }
-    // Context-parallel ranks refuse a capacity: it counts whole sequences.
+    // A capacity factor requires whole sequences, so context parallelism is excluded.
     if planning.capacity_factor.is_some() {
         pins.push("cp=1".parse()?);
     }

@@ -1,4 +1,4 @@
-//! What `plan` and `dryrun` share: from a command line to a plan.
+//! Common part of `plan` and `dryrun`: from a command line to a plan.
 
 use std::path::PathBuf;
 
@@ -82,7 +82,7 @@ impl PlanningArgs {
     /// Captures the model and plans its training.
     ///
     /// # Errors
-    /// Whatever of the command line cannot be used, or nothing that fits.
+    /// An unusable option, or no plan that fits.
     pub(crate) fn plan(&self) -> Result<Planning> {
         let (seq, batch) = self.sizes()?;
         let model = ModelSource::open(&self.model)?;
@@ -129,8 +129,8 @@ impl PlanningArgs {
     /// The graph of a model for sequences of `seq` tokens, with the capacity factor of its experts.
     ///
     /// # Errors
-    /// A model that cannot be captured; a capacity factor that is no number over 0, or of a model
-    /// without experts.
+    /// A model that cannot be captured, a capacity factor that is not above 0, or a capacity factor
+    /// for a model without experts.
     pub(crate) fn graph(&self, model: &ModelSource, seq: usize) -> Result<Graph> {
         let graph = model.capture(Some(seq))?;
         if let Some(factor) = self.capacity_factor.filter(|it| !it.is_finite() || *it <= 0.0) {
@@ -141,7 +141,7 @@ impl PlanningArgs {
         Ok(with_routers(&graph, &training)?)
     }
 
-    /// Tokens of a sequence and sequences of a step.
+    /// Tokens per sequence and sequences per step.
     fn sizes(&self) -> Result<(usize, usize)> {
         let (seq, batch) = (self.seq.unwrap_or(128), self.batch.unwrap_or(8));
         for (option, size) in [("--seq", seq), ("--batch", batch)] {
@@ -164,8 +164,8 @@ impl PlanningArgs {
         !is_given && self.precision == Settings::AUTO
     }
 
-    /// The precision of each tensor on a device, and what `auto` chose for micro-batches of so many
-    /// sequences of so many tokens.
+    /// The precision of each tensor on a device, and the choice of `auto` for micro-batches given
+    /// by sequences and tokens per sequence.
     pub(crate) fn policy(
         &self,
         graph: &Graph,

@@ -58,25 +58,25 @@ pub(crate) struct ReplanArgs {
     json: bool,
 }
 
-/// A file of `deepwell plan --json`, as far as it is read.
+/// The fields read from a file of `deepwell plan --json`.
 #[derive(Debug, Deserialize)]
 struct PlanFile {
-    /// As it was named.
+    /// Name given on the command line.
     model: String,
     plan: ClusterPlan,
-    /// What each rank runs; none where the trainer does not run the plan.
+    /// The plan of each rank; `None` for a plan unsupported by the trainer.
     #[serde(default)]
     program: Option<Plan>,
 }
 
-/// What is printed as JSON, which `deepwell train --plan` takes.
+/// JSON output, accepted by `deepwell train --plan`.
 #[derive(Debug, Serialize)]
 struct Replanned {
     model: String,
     plan: ClusterPlan,
-    /// What each rank runs; none where the trainer does not run the plan.
+    /// The plan of each rank; `None` for a plan unsupported by the trainer.
     program: Option<Plan>,
-    /// The programs of all classes of ranks, simulated by roofline.
+    /// Prediction of the programs of all classes of ranks, by roofline.
     lowered: Option<DryRun>,
     moves: Moves,
 }
@@ -127,7 +127,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
         machines = machines.measured(&measured);
     }
     machines.price_per_gpu_hour = machines.price_per_gpu_hour.or(now.machines.price_per_gpu_hour);
-    // A layout is one of the stages that there were.
+    // A layout belongs to the old number of stages.
     let model = ModelShape { chunk_layers: Vec::new(), ..now.model.clone() };
     let mut request = SearchRequest {
         pins: args.pin.iter().chain(&args.forbid).copied().collect(),
