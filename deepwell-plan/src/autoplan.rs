@@ -121,6 +121,7 @@ pub fn autoplan_ranks(
 /// that fits with one stream, if it takes less time. In a pipeline, smaller micro-batches reduce
 /// the bubble, so the fastest of all fitting candidates is taken.
 ///
+/// # Errors
 /// An invalid request, a GPU missing in `hardware`, a model without kernels on `target`, or no
 /// fitting candidate.
 pub fn autoplan_stages(

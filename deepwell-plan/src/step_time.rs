@@ -385,7 +385,7 @@ mod tests {
     use super::*;
     use crate::collectives::Generation;
 
-    /// Steps of `benchmarks/train_h200_2026-11-23.md`: one H200, the batch as one micro-batch.
+    /// Steps of `benchmarks/train_h200_2026-11-23.md` on a single H200, with a single micro-batch.
     #[test]
     fn steps_are_near_those_measured() {
         let gpu = GpuModel::h200();

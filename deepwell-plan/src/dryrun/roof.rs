@@ -215,9 +215,9 @@ fn other_gpus(group: &ProcessGroup, program: &Program, programs: &[Program]) -> 
     others.filter_map(gpu_of_rank).collect()
 }
 
-/// GB/s per direction of the slowest link to one of the other GPUs, which bounds a collective.
-/// Without named GPUs, the fastest link of the machine; without a link, PCI Express; infinite if
-/// nothing is known, so that the time stays a lower bound.
+/// GB/s per direction of the slowest link from `gpu` to one of `others`: a collective waits for
+/// this link. Without named GPUs, the fastest link of the machine; without a link, PCI Express;
+/// infinite if nothing is known, so that the time stays a lower bound.
 fn link_gbps(hardware: &Hardware, gpu: &Gpu, others: &[usize]) -> f64 {
     let pcie = gpu.pcie.as_ref().map_or(f64::INFINITY, |pcie| pcie.gbps);
     let to = |other: &Gpu| {

@@ -6,7 +6,7 @@ use super::Lowering;
 use crate::arena::align;
 
 impl Lowering<'_> {
-    /// Moves the receives of each body to its begin and the sends to its end, if stages exchange
+    /// Moves the receives of each body to the begin and the sends to the end, if stages communicate
     /// between bodies: no call may run before a receive or after a send.
     pub(super) fn receive_first_and_send_last(&mut self) {
         if self.handover.is_none() {
@@ -23,7 +23,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Plans which receive arrives before which invocation, in buffers at the end of the arena.
+    /// Plans the receives before each invocation, into buffers at the end of the arena.
     pub(super) fn hand_over(&self, schedule: &[Invocation], arena: &mut Arena) -> Option<Handover> {
         let found = self.handover?;
         let place_bytes = self.landing_bytes();

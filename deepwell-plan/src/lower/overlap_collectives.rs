@@ -1,13 +1,13 @@
 //! Reorders a layer's nodes so that collectives overlap with compute.
 //!
-//! Collectives have their own stream, but the compute stream runs in order: a call that waits for a
-//! collective delays all calls after it. So the nodes of a layer are reordered. Nodes that lead to
-//! a collective come first, and a collective as soon as its operands are ready. If all remaining
+//! Collectives have their own stream, but the compute stream runs in order: a call waiting for a
+//! collective delays all later calls. So the nodes of a layer are reordered. Nodes leading to a
+//! collective come first, and a collective as soon as its operands are ready. If all remaining
 //! leading nodes wait for a collective in flight, independent nodes go ahead: shared experts during
-//! the all-to-alls of routed experts, weight gradients during the sums of activation gradients.
+//! the dispatch of routed experts' rows, weight gradients during the sums of activation gradients.
 //!
-//! Each node keeps its operands and accumulations keep their order, so bits do not change.
-//! Collectives keep their order, so that all ranks issue the same sequence.
+//! Each node keeps its operands and accumulations keep their order, so bits do not change. The
+//! order of collectives is unchanged, so all ranks issue the same sequence.
 
 use std::collections::HashMap;
 
@@ -85,7 +85,7 @@ impl<'a> Layer<'a> {
     fn order(&self) -> Vec<usize> {
         let mut done = vec![false; self.nodes.len()];
         let mut order = Vec::with_capacity(self.nodes.len());
-        // Collectives in flight, and the FLOPs that take as long as they do.
+        // Collectives in flight, and FLOPs of equal duration.
         let mut under_way = vec![false; self.nodes.len()];
         let mut hidden_by: u64 = 0;
         while order.len() < self.nodes.len() {

@@ -59,7 +59,7 @@ pub(super) struct Bucket {
     pub(super) scattered: Option<ValueId>,
     /// Whether masters are gathered per layer, into memory shared by lifetime.
     pub(super) is_gathered: bool,
-    /// The group that shares the bucket, and its size.
+    /// The group sharing the bucket, with the group's size.
     pub(super) group: (GroupId, u32),
     weight_decay: f32,
     split: Option<SplitOver>,
@@ -454,7 +454,7 @@ impl Lowering<'_> {
     /// Gathers the masters that the following weight-copy calls read, or the casts of each rank's
     /// slice.
     pub(super) fn gather_masters(&mut self) -> Result<(), PlanError> {
-        // Parts are joined one all-gather later, so that the joins overlap with it.
+        // The join of parts overlaps with the next all-gather.
         let (mut taken, mut arriving) = (Vec::new(), Vec::new());
         for index in 0..self.shared.len() {
             let Bucket { gathered, gathered_as, is_gathered, quantized_by, .. } =
@@ -499,7 +499,7 @@ impl Lowering<'_> {
             let copy = self.add(name, DType::Bf16, shape, MemoryKind::Activations);
             let (name, op) = (format!("cast.shard.{index}{suffix}"), Cast { to: DType::Bf16 });
             self.phase_call(phase, &name, op.into(), vec![read(own)], vec![write(copy)])?;
-            // The cast belongs to the layer with which it overlaps.
+            // The cast overlaps with the calls of this layer.
             self.calls.last_mut().into_iter().for_each(|call| call.layer = layer);
             own = copy;
         }

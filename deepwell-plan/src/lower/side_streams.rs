@@ -26,8 +26,11 @@ pub(super) fn is_collective(call: &Call) -> bool {
 /// Assigns the calls of a body to streams.
 ///
 /// Weight copies without a workspace rotate over the streams. In a forward or backward pass a call
-/// goes to the stream of a call that made one of its operands, if no call has followed there yet;
-/// otherwise to a side stream whose calls have all ended. Collectives have their own stream.
+/// follows the writer of one of its operands on the writer's stream, if the writer is still the
+/// stream's last call. Otherwise the call goes to a side stream whose calls have all ended before
+/// the last call of the main stream, or to the main stream. In a backward pass, calls whose outputs
+/// no later compute call reads go to the stream of weight gradients. Collectives have their own
+/// stream.
 ///
 /// With `in_turns`, passes use one compute stream: under ZeRO 2 and 3 each layer's gradients and
 /// gathered weights reuse the memory of the layer before, so overlapping calls would be waited for.
@@ -51,8 +54,8 @@ pub(super) fn spread(calls: &mut [Call], phase: Phase, in_turns: bool) {
     }
 }
 
-/// Weight copies depend on master weights alone. Many are so small that launch and drain take most
-/// of their time.
+/// Weight copies depend on master weights alone. In many small copies, launch and drain dominate
+/// the time.
 fn spread_copies(calls: &mut [Call]) {
     let copies = calls.iter_mut().filter(|call| {
         let is_copy = matches!(call.op, Op::Quantize(_) | Op::Cast(_));

@@ -26,8 +26,7 @@ pub(super) fn assign(calls: &mut [Call], bodies: &[Body], stream_of: &dyn Fn(&Ca
 }
 
 /// [`assign`] on GPUs: independent calls go to side streams ([`side_streams`]), collectives to
-/// their own stream. Additional waits bound the buffers that collectives keep alive to those of one
-/// layer.
+/// their own stream. Additional waits limit the buffers kept alive for collectives to one layer's.
 pub(super) fn assign_on_gpu(calls: &mut [Call], bodies: &[Body], values: &[Value], plan: &Plan) {
     let in_turns = plan.has_one_stream();
     let kept = if plan.recompute == Recompute::None { Kept::TwoLayers } else { Kept::OneLayer };
@@ -73,8 +72,8 @@ fn waits_of_layers(calls: &[Call], frees: &dyn Fn(&Call) -> bool) -> Vec<Vec<usi
     waits
 }
 
-/// Adds events between calls of different streams. `others` returns the waits of a body's calls
-/// that do not follow from operands.
+/// Adds events between calls of different streams. `others` returns the waits of a body's calls not
+/// derived from operands.
 fn connect(calls: &mut [Call], bodies: &[Body], others: &dyn Fn(&[Call]) -> Vec<Vec<usize>>) {
     for body in bodies {
         let calls = &mut calls[body.calls.clone()];
@@ -88,9 +87,9 @@ fn connect(calls: &mut [Call], bodies: &[Body], others: &dyn Fn(&[Call]) -> Vec<
     }
 }
 
-/// The calls that each call waits for: the last one of each other stream, unless an earlier call of
-/// the same stream has waited for that call or a later one. `others`: waits that do not follow from
-/// operands.
+/// The waits of each call: for the last needed call of every other stream, unless an earlier call
+/// of the same stream has already waited for that call or a later call. `others`: waits not derived
+/// from operands.
 fn waits(calls: &[Call], others: &[Vec<usize>]) -> Vec<Vec<usize>> {
     let mut users: HashMap<ValueId, Users> = HashMap::new();
     let mut seen: HashMap<(StreamId, StreamId), usize> = HashMap::new();

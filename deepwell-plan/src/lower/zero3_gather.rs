@@ -56,8 +56,8 @@ impl Lowering<'_> {
         self.plan.parallel.zero >= 3 && self.sharing().is_some()
     }
 
-    /// The layer of each parameter that belongs to one: the layer of the first forward node that
-    /// reads the parameter or a copy of it.
+    /// The layer of each parameter inside a layer, taken from the first forward node reading the
+    /// parameter or a copy of the parameter.
     pub(super) fn layers_of_parameters(&self) -> HashMap<TensorId, u32> {
         let parents = parents(self.graph);
         let mut layers = HashMap::new();
@@ -72,8 +72,8 @@ impl Lowering<'_> {
         layers
     }
 
-    /// Gradients that are outputs of the call that writes the loss. With several micro-batches that
-    /// call accumulates the loss, and therefore these gradients too.
+    /// Gradients written by the same call as the loss. With several micro-batches the call
+    /// accumulates the loss, and therefore these gradients too.
     pub(super) fn gradients_written_with_loss(&self) -> HashSet<TensorId> {
         if self.plan.micro_batches < 2 {
             return HashSet::new();
@@ -162,7 +162,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Gathers the buckets that a node reads and makes their copies, if they are missing.
+    /// Gathers the missing buckets read by a node, and makes the missing copies.
     pub(super) fn gather_for(&mut self, node: &Node) -> Result<(), PlanError> {
         if !self.gathers_in(node.phase) {
             return Ok(());

@@ -61,7 +61,7 @@ type At = (usize, usize);
 
 /// Messages between stages.
 struct Messages {
-    /// For each op, the op of another stage that reads its output.
+    /// For each op, the reader of the op's output on another stage.
     readers: Vec<Vec<Option<At>>>,
     /// Whether an op reads the output of another stage.
     receives: Vec<Vec<bool>>,
