@@ -1,4 +1,4 @@
-//! Compares the planner with published measurements.
+//! Compares the planner with published measurements and with Deepwell's own runs.
 //!
 //! A table is a CSV file whose columns determine its kind. Each row is predicted from the row's own
 //! values, and compared. No constant of the model is fitted to a row scored here.
@@ -33,7 +33,7 @@ pub const TABLES: [(&str, &str); 11] = [
     (UNFITTED, include_str!("../scores/deepwell_ranks_h100.csv")),
 ];
 
-/// A table of runs with times that no constant of the model was fitted to.
+/// A table of runs whose times were not used to fit any constant of the model.
 pub const UNFITTED: &str = "deepwell_ranks_h100.csv";
 
 /// A prediction and its measurement.

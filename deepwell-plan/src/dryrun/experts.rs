@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 /// Rows of the layer with the most expert rows, in a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExpertRoom {
-    /// Capacity for any routing: with `n` ranks of `T` tokens each and `K` experts per token, `n ·
-    /// T · min(K, experts here)`, plus the padding of groups. A capacity factor limits the capacity
-    /// to the rows of full experts.
+    /// Capacity for any routing: with `n` ranks of `T` tokens each and `K` experts per token,
+    /// `n · T · min(K, experts here)`, plus the padding of groups. A capacity factor limits the
+    /// capacity to the rows of full experts.
     pub most: u64,
     /// Pairs of token and expert with a row under balanced routing.
     pub even: u64,

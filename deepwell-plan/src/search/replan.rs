@@ -36,7 +36,8 @@ pub struct Moves {
     pub moved_bytes: f64,
     /// Most bytes received by a single rank.
     pub rank_bytes_max: f64,
-    /// Seconds of this transfer over the rank's own NIC; `None` without a network between nodes.
+    /// Seconds of this transfer, over NVLink within one domain, otherwise over the rank's own NIC;
+    /// `None` without a NIC rate.
     pub seconds: Option<f64>,
     /// Seconds of a step before and after.
     pub step_seconds: (f64, f64),

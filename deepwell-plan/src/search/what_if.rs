@@ -18,8 +18,8 @@ pub struct WhatIf {
 }
 
 /// Searches with network and NVLink at half and twice their rates, with 20 % less and more memory,
-/// with twice the batch, with twice the imbalance of experts, and with linear layers in the other
-/// precision.
+/// with twice the batch, with experts twice as far from balance, and with linear layers in the
+/// other precision.
 ///
 /// `aids` are the aids of the original search. The other precision is searched without programs.
 ///
