@@ -101,7 +101,8 @@ impl<'a> Layer<'a> {
             let next = match exchange.or_else(|| free(true)).or_else(ahead) {
                 Some(next) => next,
                 None => {
-                    // Every ready node waits: take the first one in the original order.
+                    // Only nodes that wait, or compute with no collective to hide: leading nodes
+                    // first, then the others, in the original order.
                     under_way.fill(false);
                     hidden_by = 0;
                     match ready

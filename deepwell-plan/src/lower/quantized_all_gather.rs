@@ -184,7 +184,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Why a bucket with quantized weights is gathered as masters.
+    /// Why a bucket with quantized weights is gathered as masters or BF16 copies.
     pub(super) fn why_not_quantized(&self, bucket: usize) -> Option<Rejected> {
         let Bucket { parameters, group: (_, ranks), .. } = self.shared.get(bucket)?;
         let is_quantized = |id: &&TensorId| {

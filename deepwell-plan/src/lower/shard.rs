@@ -43,7 +43,7 @@ pub(super) const SLICE_ELEMENTS: usize = deepwell_ir::ALIGNMENT_BYTES / 2;
 pub(super) struct Bucket {
     /// Gradients, and the padding of the last slices.
     pub(super) gradients: Vec<ValueId>,
-    /// The gathered masters, with padding.
+    /// The gathered masters, copies or quantized data, with padding.
     pub(super) gathered: Vec<ValueId>,
     /// The parameters of the bucket.
     pub(super) parameters: Vec<TensorId>,
@@ -57,7 +57,7 @@ pub(super) struct Bucket {
     pub(super) master: ValueId,
     /// This rank's slice of the gradients, if these are reduce-scattered during the backward pass.
     pub(super) scattered: Option<ValueId>,
-    /// Whether masters are gathered per layer, into memory shared by lifetime.
+    /// Whether the bucket is gathered per layer, into memory shared by lifetime.
     pub(super) is_gathered: bool,
     /// The group sharing the bucket, with the group's size.
     pub(super) group: (GroupId, u32),

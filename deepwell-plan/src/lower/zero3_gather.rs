@@ -3,9 +3,9 @@
 //! A bucket holds parameters of one layer. With ZeRO 2 a bucket's gradients are reduce-scattered
 //! after the backward call that writes the last of them, and a rank adds its slice to the sum of
 //! the previous micro-batches. With ZeRO 3 the sharded masters are gathered before the first
-//! forward call that reads them, and again before the first backward call. The compute copies are
-//! made there, unless the copies themselves are gathered. Whole buffers lie in the part of the
-//! arena that is shared by lifetime.
+//! forward call that reads them, and again before the first backward call that reads them. The
+//! compute copies are made there, unless the copies themselves are gathered. Whole buffers lie in
+//! the part of the arena that is shared by lifetime.
 //!
 //! A gradient is thus summed over ranks first and then over micro-batches; ZeRO 0 and 1 sum over
 //! micro-batches first. With one micro-batch per step the bits are the same.
