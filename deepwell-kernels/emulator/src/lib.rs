@@ -70,6 +70,7 @@ pub mod mutation;
 pub mod number;
 pub mod numerics;
 pub mod place;
+pub mod proof;
 pub mod ptx;
 pub mod scalar;
 pub mod tcgen05;

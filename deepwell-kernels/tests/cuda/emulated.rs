@@ -8,9 +8,10 @@
 //!
 //! `DEEPWELL_TEST_DEVICE` names another architecture than the row's; rows of files that are not
 //! compiled for it are skipped. `DEEPWELL_TEST_RECORD` names a folder that gets the launches of
-//! rows, and of no other test, and of each row that passed an empty file
-//! `<architecture>/<file>.passed`: `cargo xtask emulate --all` takes them. `harness.rs` lists the
-//! variables that choose other ways to run.
+//! rows, and of no other test, and of each row that passed a file `<architecture>/<file>.passed`
+//! with its proof: `cargo xtask emulate` takes them. A row that was proven before does not run, see
+//! `proofs.rs`, and leaves `<file>.proven`. `harness.rs` lists the variables that choose other ways
+//! to run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,7 +22,7 @@ use deepwell_trials::{inventory, skip};
 
 use crate::device::{emulate, emulated_architecture};
 use crate::harness::Gpu;
-use crate::ptx;
+use crate::{proofs, ptx};
 
 /// SMs of the emulated device.
 const SM_COUNT: u32 = 4;
@@ -70,15 +71,17 @@ pub(crate) fn run(file: &str, preferred: Architecture, check: impl Fn(&mut Gpu))
     let text = ptx::of_file(file, architecture).unwrap_or_else(|reason| skip(reason));
     let record = std::env::var_os(RECORD_VARIABLE).filter(|folder| !folder.is_empty());
     let record = record.map(PathBuf::from);
+    if proofs::is_proven(file, architecture, &sources) {
+        if let Some(folder) = &record {
+            let mark = folder.join(architecture.name()).join(file);
+            write(&mark.with_extension("proven"), "");
+        }
+        skip("proven: its kernels, its code and the emulator are those that passed");
+    }
     let mut emulated = emulate(architecture, 1, record.as_deref());
     check(&mut emulated.gpu);
 
-    let entries = text.lines().filter_map(|line| line.split_once(".entry "));
-    let entries: BTreeSet<&str> = entries
-        .map(|(_, rest)| {
-            rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or(rest)
-        })
-        .collect();
+    let entries: BTreeSet<&str> = proofs::kernels(&text).collect();
     assert!(!entries.is_empty(), "no kernel in the PTX of {file}");
     let launches = emulated.launches.read();
     for entry in entries {
@@ -96,9 +99,19 @@ pub(crate) fn run(file: &str, preferred: Architecture, check: impl Fn(&mut Gpu))
         );
     }
     if let Some(folder) = record {
-        let mark = folder.join(architecture.name()).join(file).with_extension("passed");
-        fs::write(&mark, "").unwrap_or_else(|error| panic!("{}: {error}", mark.display()));
+        let launched = launches.iter().map(|launch| launch.kernel.clone()).collect();
+        let proof = proofs::entry(architecture, &launched, &sources);
+        let proof = proof.map(|proof| proof.to_string()).unwrap_or_default();
+        let mark = folder.join(architecture.name()).join(file);
+        write(&mark.with_extension("passed"), &proof);
     }
+}
+
+fn write(path: &Path, text: &str) {
+    let folder = path.parent().expect("a file is in a folder");
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::write(path, text))
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
 trial!(every_file_has_a_row);

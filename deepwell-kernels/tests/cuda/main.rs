@@ -109,6 +109,8 @@ mod norm_quantize;
 #[path = "../../src/ops/permute/tests/cuda.rs"]
 mod permute;
 #[cfg(feature = "emulated")]
+mod proofs;
+#[cfg(feature = "emulated")]
 mod ptx;
 #[path = "../../src/ops/quantize/tests/cuda.rs"]
 mod quantize;

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 
+use deepwell_kernels::KernelError;
 use deepwell_kernels::cuda::{Architecture, KernelImages};
 
 /// Set where missing PTX is a failure.
@@ -56,9 +57,8 @@ fn last_lines(text: &str) -> String {
 /// If it does not compile, or is required.
 pub(crate) fn of_file(file: &str, architecture: Architecture) -> Result<String, String> {
     let failure = refresh(architecture);
-    let images = KernelImages::discover().into_ptx();
-    let error = match images.image(file, capability(architecture)) {
-        Ok(text) => return Ok(String::from_utf8_lossy(&text).into_owned()),
+    let error = match compiled(file, architecture) {
+        Ok(text) => return Ok(text),
         Err(error) => error,
     };
     if let Some(failure) = failure {
@@ -67,6 +67,13 @@ pub(crate) fn of_file(file: &str, architecture: Architecture) -> Result<String, 
     let required = std::env::var_os(REQUIRE_VARIABLE).is_some();
     assert!(!required, "{REQUIRE_VARIABLE} is set: {error}");
     Err(error.to_string())
+}
+
+/// The PTX of `<file>.cu` as it was compiled last.
+pub(crate) fn compiled(file: &str, architecture: Architecture) -> Result<String, KernelError> {
+    let images = KernelImages::discover().into_ptx();
+    let text = images.image(file, capability(architecture))?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 fn capability(architecture: Architecture) -> (u32, u32) {

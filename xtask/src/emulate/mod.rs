@@ -4,6 +4,7 @@
 //! `deepwell-emulate` runs these launches again, or any other launch file.
 
 mod record;
+mod rows;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,8 @@ Run kernels on the emulator, without a GPU
 
 Usage: cargo xtask emulate KERNEL [--arch ARCH] [--mutate] [FLAGS]
        cargo xtask emulate FILE.toml... [--mutate] [FLAGS]
-       cargo xtask emulate --all [--arch ARCH] [FLAGS]
+       cargo xtask emulate --all [--arch ARCH] [--record] [FLAGS]
+       cargo xtask emulate --unproven [--record] [FLAGS]
 
   KERNEL       name of a `.cu` file below deepwell-kernels/src/ops, without `.cu`: its row of
                deepwell-kernels/tests/cuda/emulated.rs runs on the emulated device and is checked,
@@ -30,7 +32,12 @@ Usage: cargo xtask emulate KERNEL [--arch ARCH] [--mutate] [FLAGS]
   FILE.toml    launch files, or folders of them: any PTX
   --all        every kernel in all modes, and the GEMMs with one small mistake at a time; one
                table
+  --unproven   what CI runs: the kernels whose PTX, launches or host code, or the emulator, are
+               not those that are recorded as proven, with `--mutations once --skip-eager`; and of
+               the others a tenth that the word in DEEPWELL_PROOF_DRAW chooses, if it is set
 
+  --record     with `--all`: write the tables of proofs, with the flags of `--unproven`; with
+               `--unproven`: write the table of rows alone, of those that passed or are proven
   --mutate     make one small mistake at a time, list what nobody noticed
   --mutations  with `--all`: `sampled` (each mistake but deletions once for the kernels of a
                template), `full` (all in each kernel), `deletions` (in each kernel), `once`
@@ -46,7 +53,8 @@ Examples:
   cargo xtask emulate sm100_mxfp8_gemm --completion lazy --seed 1,2,3
   cargo xtask emulate sm100_mxfp8_gemm --mutate             are its fences needed and watched
   cargo xtask emulate deepwell-kernels/emulator/examples/saxpy.toml
-  cargo xtask emulate --all --mutations once --skip-eager   what CI runs
+  cargo xtask emulate --unproven                            what CI runs
+  cargo xtask emulate --all --record                        after a change of kernels, to commit
   cargo xtask emulate --all --mutations deletions           after a change of a GEMM
   cargo xtask emulate --all --mutate=none                   the same without mistakes
   cargo xtask emulate --all --mutations full                the same with all mistakes
@@ -61,6 +69,8 @@ enum What {
     Kernel(String),
     Files(Vec<PathBuf>),
     All,
+    /// All that is not proven.
+    Unproven,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -69,6 +79,8 @@ struct Options {
     architectures: Vec<&'static str>,
     mutate: bool,
     keep: bool,
+    /// Write the tables of proofs.
+    record: bool,
     /// Arguments for `deepwell-emulate`.
     rest: Vec<OsString>,
 }
@@ -84,28 +96,46 @@ pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<
         What::Kernel(kernel) => {
             recorded(shell, root, &options, Some(kernel.trim_end_matches(".cu")))?
         }
-        What::All => recorded(shell, root, &options, None)?,
+        What::All | What::Unproven => recorded(shell, root, &options, None)?,
     };
+    if folders.is_empty() {
+        println!("every kernel was proven before, and none ran");
+        return Ok(ExitCode::SUCCESS);
+    }
     let command = ("deepwell-kernels/emulator", "bin", "deepwell-emulate");
     let binary = build(shell, root, "command", command)?;
     let mut command = Command::new(binary);
     command.arg(match (&options.what, options.mutate) {
-        (What::All, _) => "survey",
+        (What::All | What::Unproven, _) => "survey",
         (_, true) => "mutate",
         (_, false) => "run",
     });
-    if options.mutate || options.what == What::All {
-        // Comments in the sources may give the reason for an unnoticed mistake.
+    let is_survey = matches!(options.what, What::All | What::Unproven);
+    if options.mutate || is_survey {
+        // Comments in the sources may say why a mistake goes unnoticed.
         command.arg("--sources").arg(root);
     }
-    command.args(folders).args(&options.rest).current_dir(root);
-    hand_over(command)
+    command.args(folders).args(&options.rest).args(options.proofs()).current_dir(root);
+    if !options.record {
+        return hand_over(command);
+    }
+    std::fs::create_dir_all(root.join(rows::ROWS).with_file_name(""))?;
+    let status = command.status().context("cannot start `deepwell-emulate`")?;
+    if !status.success() {
+        bail!("not everything is right: the table of rows stays as it was");
+    }
+    rows::write(root)?;
+    eprintln!("wrote {}", rows::ROWS);
+    Ok(ExitCode::SUCCESS)
 }
 
 impl Options {
     fn parse(arguments: &[OsString]) -> Result<Options> {
         let mut positional = Vec::new();
-        let (mut mutate, mut keep, mut all) = (false, false, false);
+        let mut mutate = false;
+        let mut keep = false;
+        let mut all = None;
+        let mut record = false;
         let mut architectures = Vec::new();
         let mut rest = Vec::new();
         let mut arguments = arguments.iter();
@@ -114,7 +144,10 @@ impl Options {
             match &*text {
                 "--mutate" => mutate = true,
                 "--keep" => keep = true,
-                "--all" => all = true,
+                "--record" => record = true,
+                "--all" if all.is_none() => all = Some(What::All),
+                "--unproven" if all.is_none() => all = Some(What::Unproven),
+                "--all" | "--unproven" => bail!("expected one of `--all` and `--unproven`, once"),
                 "--arch" => {
                     let value = arguments.next().context("`--arch` takes a value, got nothing")?;
                     architectures.extend(kernels::architectures(&value.to_string_lossy())?);
@@ -137,25 +170,49 @@ impl Options {
             path.extension().is_some_and(|extension| extension == "toml") || path.is_dir()
         };
         let what = match (all, positional.as_slice()) {
-            (true, []) => What::All,
-            (true, [first, ..]) => {
+            (Some(all), []) => all,
+            (Some(_), [first, ..]) => {
                 bail!("expected `--all` or a kernel, got both: `{}`", first.display())
             }
-            (false, []) => bail!(
+            (None, []) => bail!(
                 "expected a kernel, a launch file or `--all`\n\
                  hint: `cargo xtask emulate --help` has examples"
             ),
-            (false, files) if files.iter().all(is_file) => What::Files(positional),
-            (false, [kernel]) => What::Kernel(kernel.to_string_lossy().into_owned()),
-            (false, several) => bail!("expected one kernel, got {}", several.len()),
+            (None, files) if files.iter().all(is_file) => What::Files(positional),
+            (None, [kernel]) => What::Kernel(kernel.to_string_lossy().into_owned()),
+            (None, several) => bail!("expected one kernel, got {}", several.len()),
         };
         if let (What::Files(_), Some(name)) = (&what, architectures.first()) {
             bail!("`--arch {name}` is for kernels: a launch file names its PTX");
         }
-        if what == What::All && mutate {
+        let is_survey = matches!(what, What::All | What::Unproven);
+        if is_survey && mutate {
             bail!("`--all` mutates the GEMMs by itself: leave `--mutate` out");
         }
-        Ok(Options { what, architectures, mutate, keep, rest })
+        if record && (!is_survey || keep || !architectures.is_empty()) {
+            bail!("`--record` is for `--all` without `--keep` and `--arch`: the tables are of all");
+        }
+        if what == What::Unproven && !architectures.is_empty() {
+            bail!("`--arch` is for `--all`: proofs are of the architecture of each row");
+        }
+        Ok(Options { what, architectures, mutate, keep, record, rest })
+    }
+
+    /// Flags of a survey that takes proofs into account, or writes them.
+    fn proofs(&self) -> Vec<OsString> {
+        let mut flags = Vec::new();
+        if self.record || self.what == What::Unproven {
+            flags.extend(["--mutations", "once", "--skip-eager", "--proofs", rows::KERNELS]);
+        }
+        if self.record && self.what == What::All {
+            flags.push("--record");
+        }
+        let mut flags: Vec<OsString> = flags.into_iter().map(OsString::from).collect();
+        let draw = std::env::var_os(record::DRAW_VARIABLE).filter(|word| !word.is_empty());
+        if let Some(word) = draw.filter(|_| self.what == What::Unproven) {
+            flags.extend(["--draw".into(), word]);
+        }
+        flags
     }
 }
 
@@ -171,7 +228,8 @@ fn recorded(
         [one] => Some(*one),
         several => bail!("expected one architecture, got {}", several.join(", ")),
     };
-    let which = Which { kernel, architecture };
+    let unproven = options.what == What::Unproven;
+    let which = Which { kernel, architecture, unproven };
     if let Some(kernel) = kernel {
         let sources = kernels::unit::sources(root)?;
         let Some(source) = sources.iter().find(|source| source.stem == kernel) else {
@@ -185,12 +243,11 @@ fn recorded(
     }
     if !options.keep {
         // `survey` mutates GEMMs.
-        let is_mutated =
-            |stem: &str| options.mutate || options.what == What::All && stem.contains("gemm");
+        let is_mutated = |stem: &str| options.mutate || kernel.is_none() && stem.contains("gemm");
         record::run(shell, root, &which, is_mutated)?;
     }
     let folders = record::recorded(root, &which)?;
-    if folders.is_empty() {
+    if folders.is_empty() && !unproven {
         bail!(
             "no launch is recorded in {}\n\
              hint: deepwell-kernels/tests/cuda/emulated.rs has a row for each kernel",
@@ -242,6 +299,7 @@ mod tests {
                     architectures: architectures.to_vec(),
                     mutate,
                     keep,
+                    record: line.contains("--record"),
                     rest: rest.iter().map(OsString::from).collect(),
                 };
                 assert_eq!(options, expected, "{line}");
@@ -257,6 +315,8 @@ mod tests {
         check("a.toml b.toml", files(&["a.toml", "b.toml"]), (&[], false, false), &[]);
         check("a.toml --mutate", files(&["a.toml"]), (&[], true, false), &[]);
         check("--all --json", What::All, (&[], false, false), &["--json"]);
+        check("--unproven", What::Unproven, (&[], false, false), &[]);
+        check("--all --record", What::All, (&[], false, false), &[]);
         let skipped = "--all --skip-eager --mutations once";
         let rest = ["--skip-eager", "--mutations", "once"];
         check(skipped, What::All, (&[], false, false), &rest);
@@ -275,5 +335,9 @@ mod tests {
         check("add --arch sm_80", "does not know `sm_80`");
         check("a.toml --arch sm_90a", "a launch file names its PTX");
         check("--all --mutate", "leave `--mutate` out");
+        check("--all --unproven", "expected one of `--all` and `--unproven`");
+        check("add --record", "`--record` is for `--all`");
+        check("--all --keep --record", "`--record` is for `--all`");
+        check("--unproven --arch sm_90a", "proofs are of the architecture of each row");
     }
 }

@@ -14,7 +14,7 @@ use crate::kernels;
 use crate::kernels::unit::ARCHITECTURES;
 
 /// Folder of recorded launches: `<architecture>/<.cu file>/<kernel>-….toml`. A passed row of the
-/// table leaves an empty `<architecture>/<row>.passed`.
+/// table leaves `<architecture>/<row>.passed`, a row with a valid proof `<row>.proven`.
 pub(super) const FOLDER: &str = "target/emulate";
 
 /// Prefix of the names of rows.
@@ -23,6 +23,8 @@ const ROW: &str = "emulated::";
 const ROWS_VARIABLE: &str = "DEEPWELL_TEST_RECORD";
 /// Makes every emulated device write launches.
 const LAUNCHES_VARIABLE: &str = "DEEPWELL_EMULATOR_RECORD";
+/// Chooses rows that run though they were proven; `all` for all.
+pub(super) const DRAW_VARIABLE: &str = "DEEPWELL_PROOF_DRAW";
 
 /// The selected kernel tests.
 pub(super) struct Which<'a> {
@@ -30,7 +32,13 @@ pub(super) struct Which<'a> {
     pub(super) kernel: Option<&'a str>,
     /// Overrides the architecture in the table.
     pub(super) architecture: Option<&'static str>,
+    /// Whether rows that were proven before are left out.
+    pub(super) unproven: bool,
 }
+
+/// Marks of a row that passed, and of a row with a valid proof.
+pub(super) const PASSED: &str = "passed";
+pub(super) const PROVEN: &str = "proven";
 
 /// Runs rows of the table in `deepwell-kernels/tests/cuda/emulated.rs`, one test per row, and
 /// records launches. Earlier launches are removed, unless the launches of all rows come from the
@@ -45,26 +53,46 @@ pub(super) fn run(
 ) -> Result<()> {
     compile(root, which.architecture)?;
     let program = build(shell, root, "cuda", ("deepwell-kernels", "test", "cuda"))?;
-    if which.kernel.is_none() && which.architecture.is_none() && is_recorded(root, &program)? {
+    if which.kernel.is_none() && which.architecture.is_none() && is_recorded(root, &program, which)?
+    {
         eprintln!("taking the launches of the last `cargo test`");
     } else {
-        for former in recorded(root, which)? {
-            fs::remove_dir_all(&former)
-                .with_context(|| format!("cannot remove {}", former.display()))?;
-        }
+        remove_former(root, which)?;
         let filter = match which.kernel {
             Some(kernel) => vec![format!("{ROW}{kernel}"), "--exact".to_string()],
             None => vec![ROW.to_string()],
         };
         eprintln!("running the tests of {}", which.kernel.unwrap_or("all kernels"));
-        execute(root, &program, &filter, which.architecture, ROWS_VARIABLE)?;
+        execute(root, &program, &filter, which, ROWS_VARIABLE)?;
     }
     let folders = recorded(root, which)?;
     for (architecture, kernels) in by_architecture(&folders, is_mutated) {
         eprintln!("running more tests on {architecture}: {}", kernels.join(", "));
         // A single process runs each test once, on all cores.
         let filter: Vec<String> = kernels.iter().map(|kernel| format!("{kernel}::")).collect();
-        execute(root, &program, &filter, Some(architecture), LAUNCHES_VARIABLE)?;
+        let which = Which { architecture: Some(architecture), ..*which };
+        execute(root, &program, &filter, &which, LAUNCHES_VARIABLE)?;
+    }
+    Ok(())
+}
+
+/// Removes launches and marks of tests that are about to run.
+fn remove_former(root: &Path, which: &Which<'_>) -> Result<()> {
+    let every = Which { unproven: false, ..*which };
+    for former in recorded(root, &every)? {
+        fs::remove_dir_all(&former)
+            .with_context(|| format!("cannot remove {}", former.display()))?;
+    }
+    for architecture in folders(&root.join(FOLDER))? {
+        for mark in entries(&architecture)? {
+            let is_mark = mark.extension().is_some_and(|kind| kind == PASSED || kind == PROVEN);
+            let is_asked_for =
+                which.kernel.is_none_or(|kernel| mark.file_stem() == Some(kernel.as_ref()));
+            if is_mark && is_asked_for {
+                fs::remove_file(&mark)
+                    .with_context(|| format!("cannot remove {}", mark.display()))?;
+            }
+        }
     }
     Ok(())
 }
@@ -74,12 +102,13 @@ pub(super) fn run(
 fn by_architecture(
     folders: &[PathBuf],
     is_mutated: impl Fn(&str) -> bool,
-) -> BTreeMap<&str, Vec<&str>> {
-    let mut found = BTreeMap::<&str, Vec<&str>>::new();
+) -> BTreeMap<&'static str, Vec<&str>> {
+    let mut found = BTreeMap::<&'static str, Vec<&str>>::new();
     for folder in folders {
         let mut names = folder.iter().rev().filter_map(|name| name.to_str());
-        let (Some(kernel), Some(architecture)) = (names.next(), names.next()) else { continue };
-        if is_mutated(kernel) {
+        let (Some(kernel), Some(name)) = (names.next(), names.next()) else { continue };
+        let architecture = ARCHITECTURES.into_iter().find(|known| *known == name);
+        if let Some(architecture) = architecture.filter(|_| is_mutated(kernel)) {
             found.entry(architecture).or_default().push(kernel);
         }
     }
@@ -87,8 +116,8 @@ fn by_architecture(
 }
 
 /// Whether the launches of all rows, on the architectures of the table, are up to date: each row
-/// passed after the tests and the PTX were built.
-fn is_recorded(root: &Path, program: &Path) -> Result<bool> {
+/// passed after the tests and the PTX were built, or has a valid proof if proofs are accepted.
+fn is_recorded(root: &Path, program: &Path, which: &Which<'_>) -> Result<bool> {
     let list = Command::new(program).current_dir(root).args(["--list", ROW]).output();
     let list = list.context("cannot start the tests")?;
     let list = String::from_utf8_lossy(&list.stdout);
@@ -101,15 +130,18 @@ fn is_recorded(root: &Path, program: &Path) -> Result<bool> {
             newest = newest.max(time_of(path)?);
         }
     }
-    is_passed(root, &rows, newest)
+    let marks: &[&str] = if which.unproven { &[PASSED, PROVEN] } else { &[PASSED] };
+    is_passed(root, &rows, marks, newest)
 }
 
-/// Whether each row has passed since `newest`, on any architecture.
-fn is_passed(root: &Path, rows: &[&str], newest: SystemTime) -> Result<bool> {
+/// Whether each row has left one of these marks since `newest`, on any architecture.
+fn is_passed(root: &Path, rows: &[&str], marks: &[&str], newest: SystemTime) -> Result<bool> {
     let architectures = folders(&root.join(FOLDER))?;
     let passed = |row: &str| {
-        let marks = architectures.iter().map(|folder| folder.join(row).with_extension("passed"));
-        marks.filter_map(|mark| time_of(&mark).ok()).any(|time| time > newest)
+        let files = architectures.iter().map(|folder| folder.join(row));
+        let mut files =
+            files.flat_map(|file| marks.iter().map(move |mark| file.with_extension(mark)));
+        files.any(|mark| time_of(&mark).is_ok_and(|time| time > newest))
     };
     Ok(!rows.is_empty() && rows.iter().all(|row| passed(row)))
 }
@@ -125,13 +157,16 @@ fn execute(
     root: &Path,
     program: &Path,
     filter: &[String],
-    architecture: Option<&str>,
+    which: &Which<'_>,
     variable: &str,
 ) -> Result<()> {
     let mut command = Command::new(program);
     command.current_dir(root).arg("--quiet").args(filter);
     command.env(variable, root.join(FOLDER));
-    match architecture {
+    if !which.unproven {
+        command.env(DRAW_VARIABLE, "all");
+    }
+    match which.architecture {
         Some(name) => {
             let short = name.replace('_', "");
             let device = format!("emulated:{}", short.trim_end_matches('a'));
@@ -150,23 +185,24 @@ fn execute(
     Ok(())
 }
 
-/// Returns the existing folders of launches, one for each `.cu` file and architecture, in order.
+/// The folders of recorded launches, one per `.cu` file and architecture, sorted. Folders of rows
+/// with a valid proof are left out if proofs are accepted.
 pub(super) fn recorded(root: &Path, which: &Which<'_>) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for architecture in folders(&root.join(FOLDER))? {
         if which.architecture.is_none_or(|wanted| architecture.ends_with(wanted)) {
             let kernels = folders(&architecture)?;
-            found.extend(
-                kernels
-                    .into_iter()
-                    .filter(|folder| which.kernel.is_none_or(|kernel| folder.ends_with(kernel))),
-            );
+            let is_asked_for = |folder: &PathBuf| {
+                let is_proven = which.unproven && folder.with_extension(PROVEN).exists();
+                !is_proven && which.kernel.is_none_or(|kernel| folder.ends_with(kernel))
+            };
+            found.extend(kernels.into_iter().filter(is_asked_for));
         }
     }
     Ok(found)
 }
 
-fn folders(parent: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn folders(parent: &Path) -> Result<Vec<PathBuf>> {
     if !parent.is_dir() {
         return Ok(Vec::new());
     }
@@ -176,7 +212,7 @@ fn folders(parent: &Path) -> Result<Vec<PathBuf>> {
     Ok(folders)
 }
 
-fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries =
         fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
     entries.map(|entry| Ok(entry?.path())).collect()
@@ -219,8 +255,10 @@ mod tests {
         mark("sm_90a/add.passed", made - second);
         mark("sm_90a/gelu.passed", made - second);
         mark("sm_90a/cast.passed", made);
+        mark("sm_90a/rope.proven", made + second);
         let check = |rows: &[&str], expected: bool| {
-            assert_eq!(is_passed(root.path(), rows, made).unwrap(), expected, "{rows:?}");
+            let passed = is_passed(root.path(), rows, &[PASSED], made).unwrap();
+            assert_eq!(passed, expected, "{rows:?}");
         };
         check(&["add"], true);
         check(&["add", "wgmma_gemm"], true);
@@ -228,6 +266,7 @@ mod tests {
         check(&["cast"], false);
         check(&["add", "rope"], false);
         check(&[], false);
+        assert!(is_passed(root.path(), &["add", "rope"], &[PASSED, PROVEN], made).unwrap());
     }
 
     #[test]
@@ -237,8 +276,9 @@ mod tests {
             fs::create_dir_all(root.path().join(FOLDER).join(folder)).unwrap();
         }
         fs::write(root.path().join(FOLDER).join("sm_90a/a.toml"), "").unwrap();
+        let which = |kernel, architecture| Which { kernel, architecture, unproven: false };
         let check = |kernel, architecture, expected: &[&str]| {
-            let found = recorded(root.path(), &Which { kernel, architecture }).unwrap();
+            let found = recorded(root.path(), &which(kernel, architecture)).unwrap();
             let expected: Vec<PathBuf> =
                 expected.iter().map(|folder| root.path().join(FOLDER).join(folder)).collect();
             assert_eq!(found, expected, "{kernel:?} {architecture:?}");
@@ -249,12 +289,15 @@ mod tests {
         check(Some("add"), None, &["sm_100a/add", "sm_90a/add"]);
         check(Some("add"), Some("sm_90a"), &["sm_90a/add"]);
         check(Some("gemm"), None, &[]);
-        let found = recorded(root.path(), &Which { kernel: None, architecture: None }).unwrap();
+        let found = recorded(root.path(), &which(None, None)).unwrap();
         let chosen = by_architecture(&found, |kernel| kernel != "gelu");
         let expected = [("sm_100a", vec!["add"]), ("sm_90a", vec!["add", "wgmma_gemm"])];
         assert_eq!(chosen, BTreeMap::from(expected));
         let empty = tempfile::tempdir().unwrap();
-        let none = Which { kernel: None, architecture: None };
-        assert_eq!(recorded(empty.path(), &none).unwrap(), Vec::<PathBuf>::new());
+        assert_eq!(recorded(empty.path(), &which(None, None)).unwrap(), Vec::<PathBuf>::new());
+        fs::write(root.path().join(FOLDER).join("sm_100a/gelu.proven"), "").unwrap();
+        let unproven = Which { unproven: true, ..which(None, Some("sm_100a")) };
+        let found = recorded(root.path(), &unproven).unwrap();
+        assert_eq!(found, [root.path().join(FOLDER).join("sm_100a/add")]);
     }
 }

@@ -8,6 +8,7 @@ mod json;
 mod modes;
 mod mutate;
 mod output;
+mod proofs;
 mod run;
 mod sample;
 mod survey;

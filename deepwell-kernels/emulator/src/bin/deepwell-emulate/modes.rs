@@ -9,52 +9,53 @@ use serde_json::{Value, json};
 /// When asynchronous operations end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CompletionWord {
-    /// At once, when they are issued
+    /// Immediately, when issued
     Eager,
-    /// At moments that `--seed` chooses, which also chooses whose turn it is
+    /// At random moments drawn from `--seed`, which also selects the warp that runs next
     Lazy,
-    /// Only when nobody can go on without, and then only what somebody waits for
+    /// As late as possible: only when no warp can continue, and only an operation that a warp waits
+    /// for
     Demand,
 }
 
 /// What tensor cores compute where the ISA leaves it open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ResultsWord {
-    /// Sums cut as the machine cuts them
+    /// Sums truncated as by the hardware
     Hw,
     /// Exact sums, rounded once
     Exact,
-    /// Sums in another order with other roundings, by `--seed`
+    /// Sums with another order and rounding, drawn from `--seed`
     Fuzz,
 }
 
 /// Whether hazards are looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TrackerWord {
-    /// Report accesses that nothing orders
+    /// Report unordered memory accesses
     On,
-    /// Only run: about three times as quick
+    /// No hazard checks, about three times as fast
     Off,
 }
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModeArgs {
-    /// When copies and MMAs end; several words run the launch several times
+    /// When asynchronous copies and MMAs complete; the launch runs once per value
     #[arg(long, value_name = "WORD", value_delimiter = ',', default_value = "eager")]
     completion: Vec<CompletionWord>,
-    /// Of `--completion lazy` and `--results fuzz`; several numbers run the launch several times
+    /// Seeds of `--completion lazy` and `--results fuzz`; the launch runs once per seed
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1")]
     seed: Vec<u64>,
-    /// How tensor cores add; several words run the launch several times
+    /// How tensor cores sum; the launch runs once per value
     #[arg(long, value_name = "WORD", value_delimiter = ',', default_value = "hw")]
     results: Vec<ResultsWord>,
-    /// Whether accesses that nothing orders are reported
+    /// Hazard tracker
     #[arg(long, value_name = "WORD", default_value = "on")]
     tracker: TrackerWord,
-    /// SMs [default: what the launch file says, else 4]
+    /// Number of SMs [default: from the launch file, else 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) sm_count: Option<u32>,
-    /// Give a launch up after so many instructions of warps
+    /// Maximum number of warp instructions; a longer launch is aborted
     #[arg(long, value_name = "N", default_value_t = Settings::default().step_limit)]
     step_limit: u64,
 }

@@ -10,37 +10,38 @@ use deepwell_emulator::launch_file::{
     LaunchFile, Mutant, MutantEnd, MutationOptions, MutationSummary, PreparedLaunch, mutate,
 };
 use deepwell_emulator::mutation::{Class, mutations};
+use deepwell_emulator::proof::ptx_digest;
 use serde_json::{Value, json};
 
 use crate::output::{launch_files, print, print_json, progress, say};
 use crate::text::failure;
 
-/// Make one small mistake at a time and list what nobody noticed
+/// Test the checks: make one mistake at a time in a kernel, and list unnoticed mistakes
 ///
-/// Each kernel runs without each of its waits, fences, commits, arrivals and barriers, and with
-/// wrong parities, counts, bytes, orders, masks, coordinates, descriptors and groups, in eager mode
-/// with the tracker, on up to 16 of the launches given for it, smallest first, until one shows that
-/// something is wrong: the launch fails, a hazard is reported, or other values come out. A mistake
-/// that may go unnoticed is named by `[[redundant]]` in the launch file, or by a comment
-/// `// redundant WHAT: REASON` at its line of the source.
+/// Mistakes are: each wait, fence, commit, arrival or barrier deleted; wrong parities, counts,
+/// bytes, orders, masks, coordinates, descriptors and groups. Each mutated kernel runs in eager
+/// mode with the tracker on up to 16 of its launches, smallest first, until a launch fails, a
+/// hazard is reported, or results differ. An allowed unnoticed mistake is listed under
+/// `[[redundant]]` in the launch file, or by a comment `// redundant WHAT: REASON` on its source
+/// line.
 #[derive(Debug, Args)]
 pub(crate) struct MutateArgs {
-    /// Launch files, or folders of them
+    /// Launch files, or folders of launch files
     #[arg(required = true, value_name = "FILE.toml")]
     files: Vec<PathBuf>,
-    /// SMs [default: what the launch file says, else 4]
+    /// Number of SMs [default: from the launch file, else 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     sm_count: Option<u32>,
-    /// Folder of the files that the PTX's `.file` lines name [default: what the launch file says]
+    /// Folder of the source files in the PTX's `.file` directives [default: from the launch file]
     #[arg(long, value_name = "DIR")]
     sources: Option<PathBuf>,
-    /// Only mistakes of these classes [default: all]
+    /// Make only mistakes of these classes [default: all]
     #[arg(long, value_name = "CLASS", value_delimiter = ',', value_parser = class)]
     classes: Vec<Class>,
-    /// List also the mistakes that were noticed, and by what
+    /// Also list noticed mistakes, with the check that noticed each
     #[arg(long)]
     verbose: bool,
-    /// One JSON document instead of text
+    /// Print one JSON document instead of text
     #[arg(long)]
     json: bool,
 }
@@ -117,12 +118,65 @@ impl Group {
         (0..taken).map(|at| self.prepare(position(at))).collect()
     }
 
+    /// Name of the source that the launches were recorded with, or of the PTX.
+    pub(crate) fn source(&self) -> String {
+        let Some((_, file)) = self.documents.first() else { return String::new() };
+        let recorded = file.recorded.as_ref().map(|known| known.source.clone());
+        recorded.unwrap_or_else(|| file.ptx.clone())
+    }
+
+    /// Adds to a digest what the launches are made of: the PTX, the documents without its name,
+    /// and all bytes of the files that they name. Returns the target of the PTX.
+    pub(crate) fn add_to(&self, hasher: &mut blake3::Hasher) -> Result<String> {
+        let mut ptx = None;
+        for (path, file) in &self.documents {
+            let folder = path.parent().unwrap_or(Path::new(""));
+            let read = |name: &str| {
+                let path = folder.join(name);
+                std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+            };
+            if ptx.is_none() {
+                let text = String::from_utf8_lossy(&read(&file.ptx)?).into_owned();
+                hasher.update(ptx_digest(&text).as_bytes());
+                ptx = Some(text);
+            }
+            let named = std::fs::read_to_string(path)
+                .with_context(|| format!("cannot read {}", path.display()))?;
+            for line in named.lines().filter(|line| !line.starts_with("ptx = ")) {
+                hasher.update(line.as_bytes());
+            }
+            let inputs = file.buffers.iter().filter_map(|buffer| buffer.file.as_ref());
+            let outputs = file.expectations.iter().map(|expectation| &expectation.file);
+            for name in inputs.chain(outputs) {
+                hasher.update(&read(name)?);
+            }
+        }
+        let text = ptx.unwrap_or_default();
+        if let Some(sources) = &self.sources {
+            add_reasons(&text, sources, hasher);
+        }
+        let target = text.lines().find_map(|line| line.trim().strip_prefix(".target "));
+        Ok(target.unwrap_or_default().trim().to_string())
+    }
+
     fn prepare(&self, at: usize) -> Result<PreparedLaunch> {
         let mut launch = PreparedLaunch::read(&self.documents[at].0)?;
         if let Some(sources) = &self.sources {
             launch.set_sources(sources);
         }
         Ok(launch)
+    }
+}
+
+/// Adds the comments that name redundant instructions in the sources of `ptx` to a digest.
+fn add_reasons(ptx: &str, sources: &Path, hasher: &mut blake3::Hasher) {
+    for line in ptx.lines().filter(|line| line.trim_start().starts_with(".file")) {
+        let Some(name) = line.split('"').nth(1) else { continue };
+        // Headers of the CUDA toolkit are missing here, and have no such comments.
+        let text = std::fs::read_to_string(sources.join(name)).unwrap_or_default();
+        for line in text.lines().filter(|line| line.contains("// redundant ")) {
+            hasher.update(line.trim().as_bytes());
+        }
     }
 }
 

@@ -12,24 +12,25 @@ use crate::mutate::groups;
 use crate::output::{launch_files, print, print_json};
 use crate::{json, text};
 
-/// Run launches and say what they did
+/// Run launches and check results and hazards
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Launch files, or folders of them
+    /// Launch files, or folders of launch files
     #[arg(required = true, value_name = "FILE.toml")]
     files: Vec<PathBuf>,
-    /// Run every launch of a folder, not only the largest of each kernel that `--largest` allows
+    /// Run every launch of a folder, not only the largest launch of each kernel within `--largest`
     #[arg(long)]
     every: bool,
-    /// Instructions of warps that a launch of a folder may have to be the one that runs
+    /// Maximum number of warp instructions of a folder's launches; the smallest launch of a kernel
+    /// always qualifies
     #[arg(long, value_name = "N", default_value_t = 5_000_000)]
     largest: u64,
     #[command(flatten)]
     modes: ModeArgs,
-    /// Print the first N instructions of warps as they ran
+    /// Print the first N executed warp instructions (1000 without N)
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1000")]
     trace: Option<usize>,
-    /// One JSON document instead of text
+    /// Print one JSON document instead of text
     #[arg(long)]
     json: bool,
 }

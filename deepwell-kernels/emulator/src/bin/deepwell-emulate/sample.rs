@@ -18,13 +18,13 @@ use crate::mutate::{Group, is_asked};
 /// How many mistakes a survey makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Mutations {
-    /// Deletions only, each once for a template and size of cluster
+    /// Deletions only, each once per template and cluster size
     Once,
-    /// Deletions only, in all kernels
+    /// Deletions only, in every kernel
     Deletions,
-    /// Deletions, and each other mistake once for a template and size of cluster
+    /// Deletions in every kernel, other mistakes once per template and cluster size
     Sampled,
-    /// All of them, in all kernels and all copies of a statement
+    /// All mistakes, in every kernel and every copy of a statement
     Full,
 }
 

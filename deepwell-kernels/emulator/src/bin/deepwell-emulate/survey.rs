@@ -13,49 +13,61 @@ use deepwell_emulator::launch_file::{
 };
 use deepwell_emulator::mutation::{Class, Mutation};
 use deepwell_emulator::numerics::ResultMode;
+use deepwell_emulator::proof::{is_drawn, short};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
 use crate::modes::{Mode, completion_name, results_name};
 use crate::mutate::{Group, class, groups, summary_json, summary_text, word};
 use crate::output::{print, print_json, progress};
+use crate::proofs::{Proof, Proofs};
 use crate::sample::{Mutations, choose};
 use crate::{json, text};
 
 /// Run every kernel of recorded launches in all modes, mutate some, and print one table
 ///
-/// Of each kernel the largest launch that `--largest` allows runs in eager mode, in lazy mode with
-/// two seeds and in demand mode, with the tracker, and where tensor cores are used also in eager
-/// mode with exact and with fuzzed sums, where the tracker would see what it has seen.
+/// Runs the largest launch of each kernel within `--largest` in eager mode, in lazy mode with two
+/// seeds and in demand mode, each with the tracker. Kernels with tensor core instructions also run
+/// in eager mode with exact and with fuzzed sums, without the tracker, whose reports would be the
+/// same.
 #[derive(Debug, Args)]
 pub(crate) struct SurveyArgs {
     /// Folders of launch files, or launch files
     #[arg(required = true, value_name = "DIR")]
     files: Vec<PathBuf>,
-    /// Mutate the kernels that have one of these words in their names or those of their sources;
-    /// `none` for none
+    /// Mutate kernels whose name or source file name contains one of these words; `none` mutates no
+    /// kernel
     #[arg(long, value_name = "WORD", value_delimiter = ',', default_value = "gemm")]
     mutate: Vec<String>,
-    /// Which mistakes are made in the kernels that are mutated
+    /// Mistakes to make in mutated kernels
     #[arg(long, value_enum, default_value_t = Mutations::Sampled)]
     mutations: Mutations,
-    /// Only mistakes of these classes [default: all]
+    /// Make only mistakes of these classes [default: all]
     #[arg(long, value_name = "CLASS", value_delimiter = ',', value_parser = class)]
     classes: Vec<Class>,
-    /// Run a launch in all modes only if it has at most so many instructions of warps, or is the
-    /// kernel's smallest
+    /// Maximum number of warp instructions of a launch; a kernel's smallest launch always qualifies
     #[arg(long, value_name = "N", default_value_t = 20_000_000)]
     largest: u64,
-    /// Try mutants only on launches of at most so many instructions of warps, or on the smallest
+    /// Maximum number of warp instructions of a launch that tests mistakes; a kernel's smallest
+    /// launch always qualifies
     #[arg(long, value_name = "N", default_value_t = 4_000_000)]
     largest_mutated: u64,
-    /// Leave out the eager mode with the machine's sums: launches just recorded have run so
+    /// Skip eager mode with hardware sums, in which recorded launches have already run
     #[arg(long)]
     skip_eager: bool,
-    /// Folder of the files that the PTX's `.file` lines name [default: what the launch files say]
+    /// Folder of the source files in the PTX's `.file` directives [default: from the launch files]
     #[arg(long, value_name = "DIR")]
     sources: Option<PathBuf>,
-    /// One JSON document instead of text
+    /// Table of proofs: skip kernels whose PTX, launches and emulator have an entry
+    #[arg(long, value_name = "FILE")]
+    proofs: Option<PathBuf>,
+    /// Run a tenth of the proven kernels again, selected by this word
+    #[arg(long, value_name = "SEED", requires = "proofs")]
+    draw: Option<String>,
+    /// Run every kernel, and write the table of proofs
+    #[arg(long, requires = "proofs", conflicts_with = "draw")]
+    record: bool,
+    /// Print one JSON document instead of text
     #[arg(long)]
     json: bool,
 }
@@ -70,9 +82,17 @@ const MODES: [Mode; 6] = [
     Mode { completion: Completion::Eager, results: ResultMode::Fuzz(1) },
 ];
 
+/// A kernel's place in the table of proofs.
+struct Entry {
+    /// Target, source and kernel.
+    name: String,
+    digest: String,
+}
+
 /// Results of one kernel.
 struct Row {
     kernel: String,
+    entry: Option<Entry>,
     target: String,
     launches: usize,
     instructions: u64,
@@ -89,7 +109,11 @@ struct Run {
 /// Runs the survey. Returns whether all results are right.
 pub(crate) fn run(args: &SurveyArgs) -> Result<bool> {
     let begun = Instant::now();
+    let mut proofs = args.proofs.as_deref().map(Proofs::read).transpose()?;
     let groups = groups(&args.files, args.sources.as_deref())?;
+    let found = groups.len();
+    let (groups, entries) = unproven(groups, args, proofs.as_ref())?;
+    let proven = found - groups.len();
     let mutated: Vec<bool> = groups.iter().map(|group| is_mutated(group, args)).collect();
     let chosen = choose(&groups, &mutated, args.mutations, &args.classes)?;
     let bar = progress(groups.len() * MODES.len() + mutated.iter().filter(|is| **is).count());
@@ -97,26 +121,41 @@ pub(crate) fn run(args: &SurveyArgs) -> Result<bool> {
         .into_par_iter()
         .zip(mutated)
         .zip(chosen)
-        .map(|((group, is_mutated), chosen)| {
+        .zip(entries)
+        .map(|(((group, is_mutated), chosen), entry)| {
             bar.set_message(group.kernel.clone());
             let row = survey(group, is_mutated.then_some(chosen), args, &|| bar.inc(1));
             bar.tick();
-            row
+            row.map(|row| Row { entry, ..row })
         })
         .collect::<Result<Vec<Row>>>()?;
     bar.finish_and_clear();
     let all_right = rows.iter().all(Row::is_right);
+    if let (Some(proofs), Some(path), true) = (&mut proofs, &args.proofs, args.record) {
+        for row in rows.iter().filter(|row| row.is_right()) {
+            if let Some(Entry { name, digest }) = &row.entry {
+                proofs.enter(name.clone(), row.proof(digest));
+            }
+        }
+        proofs.write(path)?;
+    }
     if args.json {
         let kernels: Vec<Value> = rows.iter().map(Row::to_json).collect();
         print_json(&json!({
             "right": all_right,
             "took_s": begun.elapsed().as_secs_f64(),
+            "proven": proven,
             "kernels": kernels,
         }))?;
     } else {
-        print(&table(&rows))?;
-        print(&details(&rows))?;
-        print(&classes(&rows))?;
+        if !rows.is_empty() {
+            print(&table(&rows))?;
+            print(&details(&rows))?;
+            print(&classes(&rows))?;
+        }
+        if proven > 0 {
+            print(&format_args!("{proven} kernels were proven before and did not run\n"))?;
+        }
         let count = rows.iter().filter(|row| row.is_right()).count();
         print(&format_args!(
             "{count} of {} kernels are right; {:.0} s\n",
@@ -129,6 +168,37 @@ pub(crate) fn run(args: &SurveyArgs) -> Result<bool> {
 
 fn is_mutated(group: &Group, args: &SurveyArgs) -> bool {
     args.mutate.iter().any(|word| word != "none" && group.has_in_names(word))
+}
+
+/// The kernels that have to run, with their places in the table of proofs if there is one.
+fn unproven(
+    groups: Vec<Group>,
+    args: &SurveyArgs,
+    proofs: Option<&Proofs>,
+) -> Result<(Vec<Group>, Vec<Option<Entry>>)> {
+    let Some(proofs) = proofs else {
+        let entries = groups.iter().map(|_| None).collect();
+        return Ok((groups, entries));
+    };
+    let entries =
+        groups.par_iter().map(|group| entry(group, args)).collect::<Result<Vec<Entry>>>()?;
+    let has_to_run = |(group, entry): &(Group, Entry)| {
+        let is_drawn = args.draw.as_ref().is_some_and(|seed| is_drawn(seed, &group.source()));
+        args.record || is_drawn || !proofs.has(&entry.name, &entry.digest)
+    };
+    let kept = groups.into_iter().zip(entries).filter(has_to_run);
+    Ok(kept.map(|(group, entry)| (group, Some(entry))).unzip())
+}
+
+/// A kernel's name in the table of proofs, and the digest of all that its verdict depends on.
+fn entry(group: &Group, args: &SurveyArgs) -> Result<Entry> {
+    let mut hasher = blake3::Hasher::new();
+    let how = (args.largest, args.largest_mutated, args.skip_eager, args.mutations);
+    let mutated = is_mutated(group, args).then_some(&args.classes);
+    hasher.update(format!("{how:?} {mutated:?}").as_bytes());
+    let target = group.add_to(&mut hasher)?;
+    let name = format!("{target} {} {}", group.source(), group.kernel);
+    Ok(Entry { name, digest: short(&hasher) })
 }
 
 fn instructions(launch: &PreparedLaunch) -> u64 {
@@ -184,7 +254,7 @@ fn survey(
         None => None,
     };
     let launches = group.len();
-    Ok(Row { kernel: group.kernel, target, launches, instructions, runs, mutation })
+    Ok(Row { kernel: group.kernel, entry: None, target, launches, instructions, runs, mutation })
 }
 
 impl Row {
@@ -195,6 +265,16 @@ impl Row {
             .as_ref()
             .is_none_or(|mutation| mutation.as_ref().is_ok_and(MutationSummary::is_right));
         runs && mutation
+    }
+
+    /// What is entered of a kernel that is right.
+    fn proof(&self, digest: &str) -> Proof {
+        let summary = self.mutation.as_ref().and_then(|mutation| mutation.as_ref().ok());
+        Proof {
+            digest: digest.to_string(),
+            modes: self.runs.iter().flatten().count(),
+            mutants: summary.map_or(0, |summary| summary.mutants.len()),
+        }
     }
 
     fn to_json(&self) -> Value {
