@@ -50,9 +50,11 @@ impl CpuBackend {
 
     /// Runs `work` on a thread of the rayon pool, so that kernels need not wake the pool and wait
     /// for it. Ranks that share the pool run on their own threads: a rank that waits for another
-    /// rank must not occupy a pool thread.
+    /// rank must not occupy a pool thread. Without optimization, a step needs more stack than the
+    /// 2 MiB of a pool thread, and runs on the caller's thread.
     fn on_worker<T: Send>(&mut self, work: impl FnOnce(&mut CpuBackend) -> T + Send) -> T {
-        if self.comm.is_some() { work(self) } else { rayon::scope(|_| work(self)) }
+        let is_own_thread = self.comm.is_some() || cfg!(debug_assertions);
+        if is_own_thread { work(self) } else { rayon::scope(|_| work(self)) }
     }
 
     fn bytes(&mut self, range: ByteRange) -> Result<&mut [u8], KernelError> {

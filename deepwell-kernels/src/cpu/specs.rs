@@ -135,10 +135,13 @@ const BYTES_PER_WORKER: usize = 64 * 1024;
 /// MB more in MXFP8 than in BF16.
 const BYTES_PER_QUANTIZING_WORKER: usize = 192 * 1024;
 
-/// Bytes of the process per call: operands, prepared form, and a share of the programs of fallback
-/// GEMMs and of evaluations. Eight small models, in BF16 and MXFP8, held from 0 to 5,000 bytes per
-/// call beyond the arena.
-const BYTES_PER_CALL: usize = 1280;
+/// Bytes of the process per call: operands, prepared form, and a share of the evaluation's program.
+const BYTES_PER_CALL: usize = 3 * 1024;
+
+/// Additional bytes per call of a program that quantizes: the program with its GEMMs in BF16, to
+/// which guards fall back. In runs without memory left free by earlier work, three models held from
+/// 7 to 12 KiB per call more in MXFP8 than in BF16.
+const BYTES_PER_FALLBACK_CALL: usize = 8 * 1024;
 
 impl KernelCatalog for CpuCatalog {
     fn select(&self, request: &KernelRequest<'_>, target: &Target) -> Result<Selection, NoKernel> {
@@ -161,8 +164,11 @@ impl KernelCatalog for CpuCatalog {
 
     fn fixed_overhead_bytes(&self, target: &Target, calls: &[Call]) -> usize {
         let quantizes = calls.iter().any(|call| matches!(call.op, Op::Quantize(_)));
-        let quantizing_bytes = if quantizes { BYTES_PER_QUANTIZING_WORKER } else { 0 };
-        target.workers * (BYTES_PER_WORKER + quantizing_bytes) + calls.len() * BYTES_PER_CALL
+        let (of_worker, of_call) = match quantizes {
+            true => (BYTES_PER_QUANTIZING_WORKER, BYTES_PER_FALLBACK_CALL),
+            false => (0, 0),
+        };
+        target.workers * (BYTES_PER_WORKER + of_worker) + calls.len() * (BYTES_PER_CALL + of_call)
     }
 }
 
