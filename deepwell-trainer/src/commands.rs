@@ -26,146 +26,152 @@ const SEEDS: u64 = 4;
 /// Arguments of `deepwell train`. What is given here takes the place of what the run file says.
 #[derive(Args, Clone, Debug, Default)]
 pub struct TrainArgs {
-    /// Run file in TOML
+    /// Run file in TOML; flags take precedence over its settings
     #[arg(long, value_name = "FILE")]
     pub run_file: Option<PathBuf>,
-    /// What `deepwell plan MODEL --json` printed: model, ranks, batches and precision are its
+    /// Plan file from `deepwell plan MODEL --json`; sets model, device, ranks, batch and precision,
+    /// and contradicting settings are an error
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
-    /// Preset, config.json, model folder or .pt2 archive
+    /// Preset, config.json, model folder or .pt2 archive [default: parity-3m]
     #[arg(long)]
     pub model: Option<String>,
-    /// Train the parameters too that a .pt2 archive has with `requires_grad = false`
+    /// Also train parameters that a .pt2 archive exports with `requires_grad = false`; without this
+    /// flag such an archive is an error
     #[arg(long)]
     pub train_frozen: bool,
-    /// Text, .jsonl, .parquet, folders, globs or token files [default: sources of the locked
-    /// dependencies]
+    /// Training data: text, .jsonl, .parquet, folders, globs or token files [default: Rust sources
+    /// of the locked dependencies]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
-    /// The same to evaluate on [default: a share of --data is held out]
+    /// Evaluation data, in the same forms as --data [default: a held-out share of --data]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub eval_data: Vec<PathBuf>,
-    /// Field of a record that is its text or its messages [default: text, content, messages or
-    /// conversations, the first that is there]
+    /// Field of a record that holds its text or messages [default: the first present of text,
+    /// content, messages and conversations]
     #[arg(long, value_name = "NAME")]
     pub text_field: Option<String>,
-    /// Hugging Face tokenizer.json, or what `deepwell tokenizer train` wrote, or `bytes` [default:
-    /// that of the model's folder, else bytes]
+    /// Hugging Face tokenizer.json (also one from `deepwell tokenizer train`), or `bytes` [default:
+    /// the file in the model's folder, else bytes]
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
-    /// Documents that a sequence is cut from: joined, as one text, or masked, so that none sees
-    /// another [default: joined]
+    /// Documents packed into a sequence: joined attends across documents, masked keeps them
+    /// separate [default: joined]
     #[arg(long, value_name = "HOW")]
     pub documents: Option<Documents>,
     /// Folder of the token cache [default: target/deepwell-cache]
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,
-    /// f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto: mxfp8-128 on Hopper,
-    /// mxfp8 elsewhere; bf16 for linear layers where a GPU is not predicted faster with it
-    /// [default: auto]
+    /// Precision preset: f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto:
+    /// mxfp8-128 on Hopper, mxfp8 elsewhere, and on a GPU bf16 for linear layers without a
+    /// predicted speedup [default: auto]
     #[arg(long)]
     pub precision: Option<String>,
-    /// Policy file in TOML; takes the place of --precision
+    /// Policy file in TOML; replaces --precision
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
-    /// Train in BF16 where the device serves nothing of what the precision quantizes, which is an
-    /// error otherwise
+    /// Train in BF16 if the device supports none of the quantized formats of the precision; without
+    /// this flag that is an error
     #[arg(long)]
     pub allow_fallback: bool,
-    /// How guards answer GEMMs that offend: safe computes them in BF16 for a while, strict stops
-    /// the run, off only tells [default: as the policy says, else safe]
+    /// Reaction of the guards to a GEMM over their limits: safe computes it in BF16 for a while,
+    /// strict stops the run, off only records an event [default: the policy's, else safe]
     #[arg(long, value_name = "ANSWER")]
     pub fallback: Option<Fallback>,
-    /// Steps of the run
+    /// Training steps [default: 1000]
     #[arg(long)]
     pub steps: Option<u64>,
-    /// Tokens per sequence
+    /// Tokens per sequence [default: 128]
     #[arg(long)]
     pub seq_len: Option<usize>,
-    /// Sequences per step
+    /// Sequences per step, over all ranks [default: 8]
     #[arg(long)]
     pub batch_size: Option<usize>,
-    /// Sequences that run at a time, a divisor of the batch [default: chosen]
+    /// Sequences per micro-batch; divides the batch of a data-parallel rank [default: chosen by the
+    /// planner]
     #[arg(long, value_name = "SEQUENCES")]
     pub micro_batch: Option<usize>,
-    /// What the backward pass computes again: none, selective or full [default: chosen]
+    /// Recomputation in the backward pass: none, selective (norms and activation functions) or full
+    /// (whole layers) [default: chosen by the planner]
     #[arg(long, value_name = "RULE")]
     pub recompute: Option<Recompute>,
-    /// Held-out tokens of an evaluation, at least [default: 131072, or all where there are fewer]
+    /// Minimum number of held-out tokens of an evaluation [default: 131072, or all held-out tokens
+    /// if there are fewer]
     #[arg(long)]
     pub eval_tokens: Option<u64>,
-    /// Largest learning rate [default: by the size of the model, 7e-4 for small ones]
+    /// Peak learning rate [default: by parameter count, 7e-4 below 30 million]
     #[arg(long)]
     pub learning_rate: Option<f64>,
-    /// Steps until the largest learning rate is reached [default: a tenth of the run,
-    /// or 100, at most a third]
+    /// Steps of linear warmup to the peak learning rate [default: a tenth of the steps, at least
+    /// 100, at most a third of the steps]
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,
-    /// Coefficient of the load-balancing loss of each layer of experts [default: 0]
+    /// Coefficient of the load-balancing loss of each router [default: 0]
     #[arg(long, value_name = "COEFFICIENT")]
     pub router_balance: Option<f64>,
     /// Coefficient of the z-loss of each router [default: 0]
     #[arg(long, value_name = "COEFFICIENT")]
     pub router_z: Option<f64>,
-    /// Most tokens of an expert over its even share; the rest is dropped [default: none are]
+    /// Expert capacity as a multiple of an even share; excess tokens are dropped [default:
+    /// unlimited]
     #[arg(long, value_name = "FACTOR")]
     pub capacity_factor: Option<f64>,
-    /// Seed of weights and data order
+    /// Seed of initial weights and data order [default: 0]
     #[arg(long)]
     pub seed: Option<u64>,
-    /// `cpu`, `cuda[:N]`, or `emulated:` and one of sm90, sm100, sm103, sm120: the CUDA path on an
-    /// emulator, for small models
+    /// `cpu`, `cuda[:N]`, or `emulated:ARCH` with sm90, sm100, sm103 or sm120: the CUDA path on an
+    /// emulator, for small models [default: cpu]
     #[arg(long)]
     pub device: Option<Device>,
-    /// Where the ranks of one run are: `cpu:N` for N ranks on this processor, `emulated:ARCH:N`,
-    /// or GPUs in a row, `cuda:0,cuda:1`, with a process for each
+    /// Ranks of the run: `cpu:N` or `emulated:ARCH:N` for N ranks in this process, or consecutive
+    /// GPUs such as `cuda:0,cuda:1`, with a process per GPU
     #[arg(long, conflicts_with = "device")]
     pub devices: Option<Devices>,
-    /// This process is one rank of those that torchrun, mpirun or srun has started, on a GPU of
-    /// its own, `--device cuda`, or, in a build with the feature `mpi`, on a processor
+    /// Run as one rank started by torchrun, mpirun or srun: with `--device cuda` on its own GPU, or
+    /// on a CPU in a build with the feature `mpi`
     #[arg(long)]
     pub launched: bool,
-    /// Seconds that a rank waits for another before all of them end with an error [default: 1800]
+    /// Seconds that a rank waits for another rank before the run fails on all ranks [default: 1800]
     #[arg(long, value_name = "SECONDS")]
     pub rank_timeout: Option<u64>,
     /// How those ranks share the model
     #[command(flatten)]
     pub degrees: Degrees,
-    /// Steps between two checkpoints [default: a fifth of the run]
+    /// Steps between two checkpoints [default: a fifth of the steps]
     #[arg(long, value_name = "STEPS")]
     pub checkpoint_every: Option<u64>,
-    /// Write no checkpoint, as for a run that only measures: it cannot go on
+    /// Write no checkpoints; the run cannot be resumed
     #[arg(long, conflicts_with_all = ["checkpoint_every", "async_checkpoints"])]
     pub no_checkpoints: bool,
-    /// Write checkpoints from a copy while training goes on, on the CPU too: shorter stalls, more
-    /// memory
+    /// Write checkpoints from a copy of the state while training continues: shorter stalls, more
+    /// memory; GPUs always do
     #[arg(long)]
     pub async_checkpoints: bool,
-    /// Output folder
+    /// Output folder [default: target/deepwell-run]
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Go on after the newest checkpoint of the run in the output folder, also with other ranks;
-    /// settings that change its numbers must be as they were
+    /// Resume from the newest checkpoint in the output folder; the ranks may differ, any other
+    /// setting that changes the results is an error
     #[arg(long)]
     pub resume: bool,
-    /// With --resume: go on with other settings; run.json keeps what changed
+    /// Resume with changed settings; changes are recorded in run.json
     #[arg(long, requires = "resume")]
     pub accept_changes: bool,
     /// Delete the results of another run in the output folder: metrics, events, checkpoints,
     /// summary
     #[arg(long, conflicts_with = "resume")]
     pub overwrite: bool,
-    /// After the last step, measure one more call by call: a table, and profile.json and
-    /// trace.json (Chrome, Perfetto) in the output folder
+    /// Profile one more step after the last, call by call: print a table, and write profile.json
+    /// and trace.json (Chrome, Perfetto) to the output folder
     #[arg(long)]
     pub profile: bool,
-    /// Print the summary as JSON on standard output
+    /// Print the summary as JSON on stdout
     #[arg(long)]
     pub json: bool,
     /// Name in front of progress lines
     #[arg(long, hide = true, default_value = "train")]
     pub label: String,
-    /// Stop when standard input ends
+    /// Stop the run when stdin is closed
     #[arg(long, hide = true)]
     pub stop_with_parent: bool,
 }
@@ -346,25 +352,26 @@ pub fn train(args: TrainArgs, stop: Arc<AtomicBool>) -> Result<ExitStatus, Train
 /// Arguments of `deepwell parity`.
 #[derive(Args, Clone, Debug)]
 pub struct ParityArgs {
-    /// Steps of each run
+    /// Training steps of each run
     #[arg(long, default_value_t = 1000)]
     pub steps: u64,
     /// Preset, config.json, model folder or .pt2 archive
     #[arg(long, default_value = reference::MODEL)]
     pub model: String,
-    /// Train the parameters too that a .pt2 archive has with `requires_grad = false`
+    /// Also train parameters that a .pt2 archive exports with `requires_grad = false`; without this
+    /// flag such an archive is an error
     #[arg(long)]
     pub train_frozen: bool,
-    /// Text, .jsonl, .parquet, folders, globs or token files [default: sources of the locked
-    /// dependencies]
+    /// Training data: text, .jsonl, .parquet, folders, globs or token files [default: Rust sources
+    /// of the locked dependencies]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub data: Vec<PathBuf>,
-    /// Field of a record that is its text or its messages [default: text, content, messages or
-    /// conversations, the first that is there]
+    /// Field of a record that holds its text or messages [default: the first present of text,
+    /// content, messages and conversations]
     #[arg(long, value_name = "NAME")]
     pub text_field: Option<String>,
-    /// Hugging Face tokenizer.json, or what `deepwell tokenizer train` wrote, or `bytes` [default:
-    /// that of the model's folder, else bytes]
+    /// Hugging Face tokenizer.json (also one from `deepwell tokenizer train`), or `bytes` [default:
+    /// the file in the model's folder, else bytes]
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
     /// Folder of the token cache
@@ -376,84 +383,87 @@ pub struct ParityArgs {
     /// Sequences per step
     #[arg(long, default_value_t = reference::BATCH_SIZE)]
     pub batch_size: usize,
-    /// Sequences that run at a time, a divisor of the batch [default: chosen]
+    /// Sequences per micro-batch; divides the batch of a data-parallel rank [default: chosen by the
+    /// planner]
     #[arg(long, value_name = "SEQUENCES")]
     pub micro_batch: Option<usize>,
-    /// What the backward pass computes again: none, selective or full [default: chosen]
+    /// Recomputation in the backward pass: none, selective (norms and activation functions) or full
+    /// (whole layers) [default: chosen by the planner]
     #[arg(long, value_name = "RULE")]
     pub recompute: Option<Recompute>,
-    /// Held-out tokens of the last evaluation, at least; those before read a
-    /// twentieth
+    /// Minimum number of held-out tokens of the last evaluation; earlier evaluations read a
+    /// twentieth of it
     #[arg(long, default_value_t = PARITY_EVAL_TOKENS)]
     pub eval_tokens: u64,
-    /// Largest learning rate [default: of the default model 2e-3, the best of BF16; of others by
-    /// the size, 7e-4 for small ones]
+    /// Peak learning rate [default: 2e-3 for the default model, where it is BF16's best; for others
+    /// by parameter count, 7e-4 below 30 million]
     #[arg(long)]
     pub learning_rate: Option<f64>,
-    /// Steps until the largest learning rate is reached [default: of the default model six
-    /// tenths of the run; of others a tenth, or 100, at most a third]
+    /// Steps of linear warmup to the peak learning rate [default: six tenths of the steps for the
+    /// default model; for others a tenth, at least 100, at most a third of the steps]
     #[arg(long, value_name = "STEPS")]
     pub warmup_steps: Option<u64>,
-    /// Seed of weights and data order of the first pair
+    /// Seed of initial weights and data order of the first pair
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Pairs of runs, each with a seed of its own
+    /// Pairs of runs, each with its own seed
     #[arg(long, value_name = "PAIRS", default_value_t = SEEDS)]
     pub seeds: u64,
-    /// Train as many pairs again where those of --seeds leave the verdict open. The intervals are
-    /// of 97.06 % then: two of them err as seldom as one of 95 %
+    /// If the verdict is open after --seeds pairs, train as many pairs again; intervals are then
+    /// 97.06 %, so that two looks at the data err as rarely as one 95 % interval
     #[arg(long)]
     pub again: bool,
-    /// Largest mean gap of held-out loss that counts as holding, in percent
+    /// Largest relative gap of held-out loss that counts as parity, as a mean over pairs, in
+    /// percent
     #[arg(long, value_name = "PERCENT", default_value_t = 100.0 * GAP_TOLERANCE_REL)]
     pub tolerance: f64,
-    /// `cpu`, `cuda[:N]`, or `emulated:` and one of sm90, sm100, sm103, sm120: the CUDA path on an
+    /// `cpu`, `cuda[:N]`, or `emulated:ARCH` with sm90, sm100, sm103 or sm120: the CUDA path on an
     /// emulator, for small models
     #[arg(long, default_value_t = Device::Cpu)]
     pub device: Device,
-    /// What is compared with BF16: mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto:
-    /// mxfp8-128 on Hopper, mxfp8 elsewhere
+    /// Precision preset to compare with BF16: mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or
+    /// auto: mxfp8-128 on Hopper, mxfp8 elsewhere
     #[arg(long, default_value = Settings::AUTO)]
     pub precision: String,
-    /// Policy file in TOML; takes the place of --precision
+    /// Policy file in TOML; replaces --precision
     #[arg(long, value_name = "FILE")]
     pub policy: Option<PathBuf>,
-    /// Train in BF16 where the device serves nothing of what the precision quantizes, which is an
-    /// error otherwise
+    /// Train in BF16 if the device supports none of the quantized formats of the precision; without
+    /// this flag that is an error
     #[arg(long)]
     pub allow_fallback: bool,
-    /// How guards answer GEMMs that offend: off only tells, so that the runs stay in the precision
-    /// that is compared; safe computes them in BF16 for a while, as `train` does
+    /// Reaction of the guards to a GEMM over their limits: off only records an event, so that runs
+    /// stay in the compared precision; safe computes it in BF16 for a while; strict stops the run
     #[arg(long, value_name = "ANSWER", default_value_t = Fallback::Off)]
     pub fallback: Fallback,
-    /// Steps between two checkpoints [default: a fifth of the run]
+    /// Steps between two checkpoints [default: a fifth of the steps]
     #[arg(long, value_name = "STEPS")]
     pub checkpoint_every: Option<u64>,
-    /// Write checkpoints of the first pair alone, whose routing is compared: those of many large
-    /// runs fill a disk. The others cannot go on
+    /// Write checkpoints of the first pair only, for the comparison of expert routing, to save disk
+    /// space; other pairs cannot be resumed
     #[arg(long, conflicts_with = "resume")]
     pub no_checkpoints: bool,
     /// Output folder
     #[arg(long, value_name = "DIR", default_value = "target/parity")]
     pub out: PathBuf,
-    /// Go on where an earlier call stopped
+    /// Resume the comparison in the output folder
     #[arg(long)]
     pub resume: bool,
     /// Delete the results of another comparison in the output folder
     #[arg(long, conflicts_with = "resume")]
     pub overwrite: bool,
-    /// Train BF16 of each seed once more, from weights perturbed in their last bit: what chaos
-    /// alone does
+    /// Train BF16 of each seed once more, from weights with randomly flipped last bits, to measure
+    /// the gap due to chaos alone
     #[arg(long)]
     pub control: bool,
-    /// Take the policy apart instead: what does each class of quantized operands cost, alone and
-    /// left out? Two runs for each class and seed
+    /// Ablate the policy: measure the loss gap of each class of quantized operands, quantized alone
+    /// and left out, with two runs per class and seed
     #[arg(long, value_name = "CLASSES", conflicts_with_all = ["control", "tolerance", "again"])]
     pub ablate: Option<AblateBy>,
-    /// Take apart what matches this glob over tensor names only, `*.v_proj.*` for example
+    /// Restrict the ablation to tensors whose names match this glob, such as `*.v_proj.*`
     #[arg(long, value_name = "GLOB", requires = "ablate")]
     pub ablate_tensors: Option<String>,
-    /// Print report.json (or ablation.json) on standard output
+    /// Print report.json (with --ablate ablation.json) on stdout
     #[arg(long)]
     pub json: bool,
 }

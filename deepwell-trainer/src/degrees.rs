@@ -9,37 +9,39 @@ use crate::TrainError;
 /// How the ranks of `--devices` share a model.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Degrees {
-    /// Ranks that split the batch and sum up their gradients [default: all]
+    /// Data-parallel ranks (with --cp, groups of ranks), which split the batch and sum gradients
+    /// [default: all ranks that the other degrees leave]
     #[arg(long, value_name = "RANKS")]
     pub dp: Option<usize>,
-    /// What data-parallel ranks have a part of only: 0 nothing, 1 optimizer state, 2 gradients too,
-    /// 3 weights too
+    /// ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients, 3 also weights [default: 0]
     #[arg(long, value_name = "STAGE")]
     pub zero: Option<u8>,
-    /// Ranks that split each layer
+    /// Tensor-parallel ranks, which split each layer [default: 1]
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<usize>,
-    /// Ranks that split each sequence by ring attention; with --dp, --zero, --tp, --pp and --ep as
-    /// well, of models without windows, sinks and tables of positions; mixtures without capacities
-    /// and router losses
+    /// Context-parallel ranks, which split each sequence (ring attention); combines with all other
+    /// degrees; not for models with attention windows, sinks, position tables, expert capacities or
+    /// router losses [default: 1]
     #[arg(long, value_name = "RANKS")]
     pub cp: Option<usize>,
-    /// Ranks that have some of the layers each
+    /// Pipeline stages, each with a part of the layers [default: 1]
     #[arg(long, value_name = "RANKS")]
     pub pp: Option<usize>,
-    /// Chunks of layers that each of them has, for an interleaved schedule
+    /// Model chunks per pipeline stage; more than 1 for the interleaved schedule [default: 1, with
+    /// --schedule interleaved 2]
     #[arg(long, value_name = "CHUNKS")]
     pub vpp: Option<usize>,
-    /// Order of their passes: 1f1b; interleaved, with 2 chunks of layers unless --vpp says; or
-    /// zero-bubble (ZB-H1), where gradients of weights fill the time in which stages wait; with
-    /// --zero, --tp and --ep as well, not with --vpp [default: 1f1b, with --vpp interleaved]
+    /// Pipeline schedule: 1f1b, interleaved, or zero-bubble (ZB-H1), which computes weight
+    /// gradients while stages would wait; zero-bubble excludes --vpp above 1 [default: 1f1b, with
+    /// --vpp interleaved]
     #[arg(long, value_name = "ORDER")]
     pub schedule: Option<String>,
-    /// Layers of each stage, as in 3,5; of each chunk, the first of all ranks first [default:
-    /// balanced by FLOPs]
+    /// Layers of each stage, such as 3,5; with --vpp layers of each chunk, first chunks of all
+    /// stages first [default: balanced by FLOPs]
     #[arg(long, value_name = "LAYERS", value_delimiter = ',')]
     pub pp_layers: Option<Vec<usize>>,
-    /// Ranks of a stage that have some of the experts each; with --zero, --tp and --pp as well
+    /// Expert-parallel ranks, which split the experts; divides the ranks of a stage and combines
+    /// with all other degrees [default: 1]
     #[arg(long, value_name = "RANKS")]
     pub ep: Option<usize>,
     /// Whether degrees that do not divide the ranks are adjusted, as for a resumed run.

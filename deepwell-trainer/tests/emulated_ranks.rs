@@ -6,6 +6,7 @@ extern crate deepwell_trials;
 
 mod gradients;
 mod kernels_needed;
+mod layouts;
 mod rank_faults;
 mod ranks;
 mod shard_slices;
@@ -78,17 +79,17 @@ fn ranks_on_emulated_gpus_train_as_one_does() {
     let (device, seq, steps) = (Device::Emulated(Architecture::Sm90a), 32, 2);
     // With three micro-batches there is one between the first, which overwrites, and the last, in
     // which gradients are summed.
-    for (precision, rows) in [("bf16", 3), ("mxfp8", 1)] {
+    for (precision, rows, zero) in
+        layouts::rows(&[("bf16", 3, 1), ("mxfp8", 1, 0)], &[("bf16", 3, 0), ("mxfp8", 1, 1)])
+    {
         let one = Case { device, precision, seq, parts: 2, rows, steps }.run();
-        for zero in [0, 1] {
-            let parallel = Parallel { zero, ..Parallel::data(2) };
-            let two = bits_of_ranks("emulated:sm90:2", parallel, precision, 2 * rows, steps);
-            assert_eq!(two.len(), 2);
-            for (rank, bits) in two.iter().enumerate() {
-                let what = format!("{precision}, {rows} rows, ZeRO {zero}, rank {rank}");
-                assert_eq!(bits.steps, one.steps, "{what}: loss and norm");
-                assert!(bits.masters == one.masters, "{what}: masters");
-            }
+        let parallel = Parallel { zero, ..Parallel::data(2) };
+        let two = bits_of_ranks("emulated:sm90:2", parallel, precision, 2 * rows, steps);
+        assert_eq!(two.len(), 2);
+        for (rank, bits) in two.iter().enumerate() {
+            let what = format!("{precision}, {rows} rows, ZeRO {zero}, rank {rank}");
+            assert_eq!(bits.steps, one.steps, "{what}: loss and norm");
+            assert!(bits.masters == one.masters, "{what}: masters");
         }
     }
 }
@@ -197,23 +198,23 @@ trial!(slices_of_gradients_and_weights_train_as_whole_ones_do);
 /// slice of a bucket up.
 fn slices_of_gradients_and_weights_train_as_whole_ones_do() {
     need_kernels((9, 0));
-    for (precision, ranks, rows) in [("mxfp8", 2, 1), ("bf16", 3, 2)] {
+    let covering = [("mxfp8", 2, 1, 3), ("bf16", 3, 2, 2)];
+    let others = [("mxfp8", 2, 1, 2), ("bf16", 3, 2, 3)];
+    for (precision, ranks, rows, zero) in layouts::rows(&covering, &others) {
         let (device, seq, steps) = (Device::Emulated(Architecture::Sm90a), 32, 2);
         let case = Case { device, precision, seq, parts: ranks, rows, steps };
         let one = if rows == 1 { case.run() } else { case.run_by_micro_batch() };
-        for zero in [2, 3] {
-            let what = format!("ZeRO {zero}, {precision}, {ranks} ranks, {rows} rows");
-            let two = with_slices(precision, zero, (ranks, rows), Fault::None);
-            for (got, expected) in two.steps.iter().zip(&one.steps) {
-                assert_eq!(got[1], expected[1], "{what}: norm");
-                let [loss, expected] = [got[0], expected[0]].map(f32::from_bits);
-                // With several micro-batches a loss is rounded in each, and sums of them are.
-                let parts = if rows == 1 { 0 } else { ranks * rows };
-                let bound = parts as f32 * f32::EPSILON * expected;
-                assert!((loss - expected).abs() <= bound, "{what}: {loss} beside {expected}");
-            }
-            assert!(two.masters == one.masters, "{what}: masters");
+        let what = format!("ZeRO {zero}, {precision}, {ranks} ranks, {rows} rows");
+        let two = with_slices(precision, zero, (ranks, rows), Fault::None);
+        for (got, expected) in two.steps.iter().zip(&one.steps) {
+            assert_eq!(got[1], expected[1], "{what}: norm");
+            let [loss, expected] = [got[0], expected[0]].map(f32::from_bits);
+            // With several micro-batches a loss is rounded in each, and sums of them are.
+            let parts = if rows == 1 { 0 } else { ranks * rows };
+            let bound = parts as f32 * f32::EPSILON * expected;
+            assert!((loss - expected).abs() <= bound, "{what}: {loss} beside {expected}");
         }
+        assert!(two.masters == one.masters, "{what}: masters");
     }
 }
 
@@ -224,14 +225,14 @@ fn quantized_weights_train_as_those_of_whole_masters_do() {
     let steps = |zero: u8| {
         let parallel = Parallel { zero, ..Parallel::data(2) };
         let policy = PrecisionPolicy::mxfp8();
-        let ends = steps_of_ranks("emulated:sm90:2", llama(), parallel, &policy, Fault::None);
+        let ends = steps_of_ranks("emulated:sm90:2", llama(), parallel, &policy, (Fault::None, 2));
         let of_rank = |(steps, _): &StepsAndGradients| -> Vec<[u32; 2]> {
             steps.iter().map(|it| [it.loss, it.grad_norm].map(f32::to_bits)).collect()
         };
         ends.iter().map(of_rank).collect::<Vec<_>>()
     };
     let expected = steps(0);
-    for zero in [2, 3] {
+    for zero in layouts::rows(&[3], &[2]) {
         assert_eq!(steps(zero), expected, "ZeRO {zero}");
     }
 }
@@ -239,7 +240,7 @@ fn quantized_weights_train_as_those_of_whole_masters_do() {
 trial!(faults_between_emulated_gpus_are_seen);
 fn faults_between_emulated_gpus_are_seen() {
     need_kernels((9, 0));
-    for zero in [2, 3] {
+    for zero in layouts::rows(&[3], &[2]) {
         let sound = with_slices("bf16", zero, (2, 2), Fault::None);
         for fault in [Fault::NoSum, Fault::MastersOfFirst] {
             let got = with_slices("bf16", zero, (2, 2), fault);
@@ -252,21 +253,19 @@ trial!(stages_on_emulated_gpus_train_as_one_does);
 /// Two stages give the bits of one rank, each of what it has, by each schedule.
 fn stages_on_emulated_gpus_train_as_one_does() {
     use PipelineSchedule::{OneFOneB, ZbH1};
-    for (device, version, precision, schedules) in [
-        ("emulated:sm90", (9, 0), "bf16", &[OneFOneB][..]),
-        ("emulated:sm90", (9, 0), "mxfp8", &[OneFOneB, ZbH1]),
-        ("emulated:sm100", (10, 0), "bf16", &[ZbH1]),
-    ] {
+    let covering =
+        [("emulated:sm90", (9, 0), "mxfp8", OneFOneB), ("emulated:sm100", (10, 0), "bf16", ZbH1)];
+    let others =
+        [("emulated:sm90", (9, 0), "bf16", OneFOneB), ("emulated:sm90", (9, 0), "mxfp8", ZbH1)];
+    for (device, version, precision, schedule) in layouts::rows(&covering, &others) {
         need_kernels(version);
         let one = bits_of_ranks(device, Parallel::data(1), precision, 2, 2);
-        for &schedule in schedules {
-            let what = format!("{device}, {precision}, {schedule}");
-            let stages = Parallel { pipeline: 2, schedule, ..Parallel::data(1) };
-            let two = bits_of_ranks(&format!("{device}:2"), stages, precision, 2, 2);
-            assert!(two.iter().all(|rank| rank.steps == one[0].steps), "{what}: loss and norm");
-            let masters: Vec<u32> = two.iter().flat_map(|rank| rank.masters.clone()).collect();
-            assert!(masters == one[0].masters, "{what}: masters");
-        }
+        let what = format!("{device}, {precision}, {schedule}");
+        let stages = Parallel { pipeline: 2, schedule, ..Parallel::data(1) };
+        let two = bits_of_ranks(&format!("{device}:2"), stages, precision, 2, 2);
+        assert!(two.iter().all(|rank| rank.steps == one[0].steps), "{what}: loss and norm");
+        let masters: Vec<u32> = two.iter().flat_map(|rank| rank.masters.clone()).collect();
+        assert!(masters == one[0].masters, "{what}: masters");
     }
 }
 
@@ -309,13 +308,13 @@ fn model(config: impl Into<ModelConfig>) -> (Graph, usize) {
 /// The outcomes of a rank's steps, and the gradients of the first one by name.
 type StepsAndGradients = (Vec<StepOutcome>, Vec<(String, Vec<f32>)>);
 
-/// Two steps of ranks that split each layer, or have some of the experts each, for each rank.
+/// Steps of ranks that split each layer, or have some of the experts each, for each rank.
 fn steps_of_ranks(
     devices: &str,
     (graph, vocabulary): (Graph, usize),
     parallel: Parallel,
     policy: &PrecisionPolicy,
-    fault: Fault,
+    (fault, steps): (Fault, usize),
 ) -> Vec<StepsAndGradients> {
     const ROWS: usize = 2;
     let Devices { device, .. } = devices.parse().expect("devices");
@@ -331,7 +330,7 @@ fn steps_of_ranks(
     let train = |engine: &mut Engine| {
         engine.initialize(SEED)?;
         let (mut outcomes, mut of_first) = (Vec::new(), Vec::new());
-        for step in 0..2 {
+        for step in 0..steps {
             let (mut inputs, mut targets) = batch(step, ROWS, 32);
             let within = |token: &mut i32| *token = (*token).min(vocabulary as i32 - 1);
             inputs.iter_mut().chain(&mut targets).for_each(within);
@@ -351,7 +350,7 @@ fn check_ranks(model: &(Graph, usize), parallel: Parallel, policy: &PrecisionPol
     let tolerances = if is_bf16 { BF16 } else { MXFP8 };
     let on = |device: &str| {
         let devices = format!("{device}:{}", parallel.world_size());
-        steps_of_ranks(&devices, model.clone(), parallel, policy, Fault::None)
+        steps_of_ranks(&devices, model.clone(), parallel, policy, (Fault::None, 2))
     };
     let (got, expected) = (on("emulated:sm90"), on("cpu"));
     for (rank, (got, expected)) in got.iter().zip(&expected).enumerate() {
@@ -368,9 +367,12 @@ trial!(tensor_ranks_on_emulated_gpus_train_as_on_the_cpu);
 fn tensor_ranks_on_emulated_gpus_train_as_on_the_cpu() {
     need_kernels((9, 0));
     let split = Parallel { tensor: 2, ..Parallel::data(1) };
-    check_ranks(&llama(), split, &PrecisionPolicy::bf16());
-    check_ranks(&llama(), split, &PrecisionPolicy::mxfp8());
-    check_ranks(&llama(), Parallel { pipeline: 2, ..split }, &PrecisionPolicy::bf16());
+    let staged = Parallel { pipeline: 2, ..split };
+    for (parallel, precision) in
+        layouts::rows(&[(split, "mxfp8"), (staged, "bf16")], &[(split, "bf16")])
+    {
+        check_ranks(&llama(), parallel, &PrecisionPolicy::preset(precision).unwrap());
+    }
 }
 
 trial!(tensor_ranks_of_models_with_biases_train_as_on_the_cpu);
@@ -380,8 +382,9 @@ fn tensor_ranks_of_models_with_biases_train_as_on_the_cpu() {
     let preset = Gpt2Config::preset("gpt2-micro").expect("a preset");
     let gpt2 = model(Gpt2Config { intermediate_size: 128, ..preset });
     let split = Parallel { tensor: 2, ..Parallel::data(1) };
-    check_ranks(&gpt2, split, &PrecisionPolicy::bf16());
-    check_ranks(&gpt2, split, &PrecisionPolicy::mxfp8());
+    for precision in layouts::rows(&["mxfp8"], &["bf16"]) {
+        check_ranks(&gpt2, split, &PrecisionPolicy::preset(precision).unwrap());
+    }
 }
 
 trial!(rings_on_emulated_gpus_train_as_on_the_cpu);
@@ -391,16 +394,19 @@ fn rings_on_emulated_gpus_train_as_on_the_cpu() {
     need_kernels((9, 0));
     let ring = |context| Parallel { context, ..Parallel::data(context) };
     let bf16 = PrecisionPolicy::bf16();
-    check_ranks(&llama(), ring(2), &bf16);
-    check_ranks(&llama(), ring(2), &PrecisionPolicy::mxfp8());
-    check_ranks(&llama(), Parallel { tensor: 2, zero: 1, ..ring(2) }, &bf16);
-    let of = |parallel: Parallel, fault| {
+    let mixed = Parallel { tensor: 2, zero: 1, ..ring(2) };
+    for (parallel, precision) in
+        layouts::rows(&[(ring(2), "mxfp8"), (mixed, "bf16")], &[(ring(2), "bf16")])
+    {
+        check_ranks(&llama(), parallel, &PrecisionPolicy::preset(precision).unwrap());
+    }
+    let of = |parallel: Parallel, fault, steps| {
         let devices = format!("emulated:sm90:{}", parallel.world_size());
-        steps_of_ranks(&devices, llama(), parallel, &bf16, fault)
+        steps_of_ranks(&devices, llama(), parallel, &bf16, (fault, steps))
     };
-    let alone = of(Parallel::data(1), Fault::None);
-    for context in [2, 4] {
-        for rank in of(ring(context), Fault::None) {
+    let alone = of(Parallel::data(1), Fault::None, 2);
+    for context in layouts::rows(&[4], &[2]) {
+        for rank in of(ring(context), Fault::None, 2) {
             for (got, expected) in rank.0.iter().zip(&alone[0].0) {
                 assert_outcome(&format!("a ring of {context}"), got, expected, BF16);
             }
@@ -408,7 +414,7 @@ fn rings_on_emulated_gpus_train_as_on_the_cpu() {
     }
     // What is lost on the way is beyond the tolerances by far.
     for what in [DType::Bf16, DType::F32] {
-        let lossy = of(ring(2), Fault::RingLoses(what));
+        let lossy = of(ring(2), Fault::RingLoses(what), 1);
         let [got, expected] = [&lossy, &alone].map(|of| f64::from(of[0].0[0].grad_norm));
         let distance = (got - expected).abs() / expected;
         assert!(distance > 10.0 * BF16.grad_norm, "{what} lost: norms {got} and {expected}");
@@ -444,13 +450,14 @@ fn expert_ranks_on_emulated_gpus_train_as_on_the_cpu() {
     let experts = Parallel { expert: 2, ..Parallel::data(2) };
     for limit in [None, Some(0.75)] {
         let mixture = mixture(limit);
-        for policy in [PrecisionPolicy::bf16(), PrecisionPolicy::mxfp8()] {
-            check_ranks(&mixture, experts, &policy);
+        let (covered, other) = if limit.is_some() { ("mxfp8", "bf16") } else { ("bf16", "mxfp8") };
+        for precision in layouts::rows(&[covered], &[other]) {
+            check_ranks(&mixture, experts, &PrecisionPolicy::preset(precision).unwrap());
         }
         // What goes wrong between them is beyond the tolerances by far.
         let gradients = |fault| {
             let (policy, devices) = (PrecisionPolicy::bf16(), "emulated:sm90:2");
-            let mut ranks = steps_of_ranks(devices, mixture.clone(), experts, &policy, fault);
+            let mut ranks = steps_of_ranks(devices, mixture.clone(), experts, &policy, (fault, 1));
             ranks.swap_remove(0).1
         };
         let sound = gradients(Fault::None);

@@ -13,6 +13,7 @@
 //! about that. What ranks differ from one rank by may be [`FACTOR`] times what the furthest control
 //! differs from its run by, for a control is one draw from the same chaos.
 
+mod layouts;
 mod rank_faults;
 
 use std::time::Duration;
@@ -35,7 +36,7 @@ use crate::rank_faults::{
 const PATIENCE: Duration = Duration::from_secs(120);
 const SEQ: usize = 32;
 const ROWS: usize = 4;
-const STEPS: usize = 20;
+const STEPS: usize = 10;
 /// The sequences of a batch in other orders.
 const CONTROLS: [[usize; ROWS]; 3] = [[1, 2, 3, 0], [2, 0, 3, 1], [3, 1, 0, 2]];
 const IN_ORDER: [usize; ROWS] = [0, 1, 2, 3];
@@ -312,17 +313,20 @@ fn parallel(data: usize, expert: usize) -> Parallel {
 
 #[test]
 fn ranks_train_as_one_does_but_for_the_order_of_sums() {
-    for (name, precision, parallel) in [
-        ("moe-micro", "f32", parallel(2, 2)),
-        ("moe-micro", "bf16", parallel(4, 2)),
+    let covering = [
         ("moe-micro", "mxfp8", parallel(4, 2)),
-        ("moe-micro", "mxfp8", parallel(4, 4)),
         (FOUR_OF_EIGHT, "f32", parallel(4, 4)),
-        (FOUR_OF_EIGHT, "bf16", parallel(4, 2)),
-        (FOUR_OF_EIGHT, "mxfp8", parallel(2, 2)),
         ("gpt-oss-micro", "bf16", parallel(4, 4)),
         ("deepseek-micro", "mxfp8", parallel(2, 2)),
-    ] {
+    ];
+    let others = [
+        ("moe-micro", "f32", parallel(2, 2)),
+        ("moe-micro", "bf16", parallel(4, 2)),
+        ("moe-micro", "mxfp8", parallel(4, 4)),
+        (FOUR_OF_EIGHT, "bf16", parallel(4, 2)),
+        (FOUR_OF_EIGHT, "mxfp8", parallel(2, 2)),
+    ];
+    for (name, precision, parallel) in layouts::rows(&covering, &others) {
         let options = options(precision, parallel);
         let beyond = beyond(&model(name), &options, Fault::None, STEPS);
         assert!(beyond.is_empty(), "{name} in {precision}, {parallel}: {beyond:?}");

@@ -1,5 +1,6 @@
-//! Up to eight ranks train a dense model and a mixture of experts as one rank does: every degree of
-//! parallelism alone, and mixed plans.
+//! Up to eight ranks train a dense model and a mixture of experts as one rank does: in plans where
+//! each degree of parallelism occurs with each other one, and with `DEEPWELL_ALL_LAYOUTS` each
+//! degree alone and more plans.
 //!
 //! Stages alone add up what one rank does in its order: their losses, norms and masters are its
 //! bits. All other ranks sum in another order, or round partial sums, and their bound is measured
@@ -8,6 +9,7 @@
 //! had. What a run differs from one rank by may be [`FACTOR`] times what the furthest control
 //! differs from the run itself by, for a control is one draw from the same chaos.
 
+mod layouts;
 mod rank_faults;
 
 use std::collections::BTreeMap;
@@ -32,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const SEQ: usize = 32;
 /// Sequences of a step, each a micro-batch.
 const ROWS: usize = 8;
-const STEPS: usize = 20;
+const STEPS: usize = 10;
 const CONTROLS: u64 = 3;
 /// Of two draws from one distribution one is seldom four times as far as the furthest of three.
 const FACTOR: f64 = 4.0;
@@ -342,32 +344,37 @@ fn data(data: usize, zero: u8) -> Parallel {
     Parallel { zero, ..Parallel::data(data) }
 }
 
-/// Of a run with a fault: what is beyond the bound, with distance and bound.
-fn beyond(
-    graph: &Graph,
-    (precision, parallel): (&str, Parallel),
-    fault: Fault,
-    (steps, alone): (usize, &Run),
-) -> Vec<(String, f64, f64)> {
-    let options = options(precision, parallel);
-    let sound = train(graph, &options, Fault::None, steps);
-    let got = match fault {
-        Fault::None => sound.clone(),
-        fault => train(graph, &options, fault, steps),
-    };
-    let mut bounds = vec![0.0; distances(alone, alone).len()];
-    for seed in 0..CONTROLS {
-        let control = train(graph, &options, Fault::Flips(seed), steps);
-        for (bound, (_, distance)) in bounds.iter_mut().zip(distances(&control, &sound)) {
-            *bound = f64::max(*bound, FACTOR * distance);
+/// A run of ranks without a fault, and how far from one rank each of its results may be.
+struct Sound {
+    run: Run,
+    bounds: Vec<f64>,
+}
+
+impl Sound {
+    fn of(graph: &Graph, options: &CompileOptions, steps: usize) -> Sound {
+        let run = train(graph, options, Fault::None, steps);
+        let mut bounds = vec![0.0; distances(&run, &run).len()];
+        for seed in 0..CONTROLS {
+            let control = train(graph, options, Fault::Flips(seed), steps);
+            for (bound, (_, distance)) in bounds.iter_mut().zip(distances(&control, &run)) {
+                *bound = f64::max(*bound, FACTOR * distance);
+            }
         }
+        Sound { run, bounds }
     }
-    let distances = distances(&got, alone).into_iter().zip(bounds);
-    let distances = distances.map(|((name, distance), bound)| (name, distance, bound));
-    distances.filter(|(_, distance, bound)| distance.is_nan() || distance > bound).collect()
+
+    /// Results of a run that are beyond the bound, with distance and bound.
+    fn beyond(&self, run: &Run, alone: &Run) -> Vec<(String, f64, f64)> {
+        let distances = distances(run, alone).into_iter().zip(&self.bounds);
+        let distances = distances.map(|((name, distance), bound)| (name, distance, *bound));
+        distances.filter(|(_, distance, bound)| distance.is_nan() || distance > bound).collect()
+    }
 }
 
 fn check(name: &str, precision: &str, rows: &[(Parallel, Bound)]) {
+    if rows.is_empty() {
+        return;
+    }
     let graph = model(name);
     let alone = train(&graph, &options(precision, single()), Fault::None, STEPS);
     let first = train(&graph, &options(precision, single()), Fault::None, 0);
@@ -376,13 +383,15 @@ fn check(name: &str, precision: &str, rows: &[(Parallel, Bound)]) {
     for &(parallel, bound) in rows {
         let what = format!("{name} in {precision}, {parallel}");
         assert!(parallel.world_size() <= 8, "{what}");
+        let options = options(precision, parallel);
         if bound == Bound::Bits {
-            let got = train(&graph, &options(precision, parallel), Fault::None, STEPS);
+            let got = train(&graph, &options, Fault::None, STEPS);
             assert_eq!((&got.losses, &got.norms), (&alone.losses, &alone.norms), "{what}");
             assert!(got == alone, "{what}: gradients or masters");
             continue;
         }
-        let beyond = beyond(&graph, (precision, parallel), Fault::None, (STEPS, &alone));
+        let sound = Sound::of(&graph, &options, STEPS);
+        let beyond = sound.beyond(&sound.run, &alone);
         assert!(beyond.is_empty(), "{what}: {beyond:?}");
     }
 }
@@ -391,56 +400,50 @@ fn check(name: &str, precision: &str, rows: &[(Parallel, Bound)]) {
 fn dense_ranks_train_as_one_does() {
     let stages = |pipeline, chunks| Parallel { pipeline, chunks, ..single() };
     let tensor = |tensor| Parallel { tensor, ..single() };
-    check(
-        "dense",
-        "bf16",
-        &[
-            (data(8, 0), Bound::Controls),
-            (data(8, 1), Bound::Controls),
-            (data(8, 2), Bound::Controls),
-            (data(8, 3), Bound::Controls),
-            (tensor(8), Bound::Controls),
-            (stages(4, 1), Bound::Bits),
-            (stages(2, 2), Bound::Bits),
-            (Parallel { schedule: PipelineSchedule::ZbH1, ..stages(4, 1) }, Bound::Bits),
-            (Parallel { tensor: 2, ..data(4, 3) }, Bound::Controls),
-            (Parallel { pipeline: 2, chunks: 2, ..data(4, 2) }, Bound::Controls),
-        ],
-    );
-    let mixed = |zero| Parallel { tensor: 2, pipeline: 2, ..data(2, zero) };
-    check("tied", "mxfp8", &[(mixed(1), Bound::Controls), (mixed(3), Bound::Controls)]);
+    let covering = [
+        (data(8, 2), Bound::Controls),
+        (stages(2, 2), Bound::Bits),
+        (Parallel { schedule: PipelineSchedule::ZbH1, ..stages(4, 1) }, Bound::Bits),
+        (Parallel { tensor: 2, ..data(4, 3) }, Bound::Controls),
+    ];
+    let others = [
+        (data(8, 0), Bound::Controls),
+        (data(8, 1), Bound::Controls),
+        (data(8, 3), Bound::Controls),
+        (tensor(8), Bound::Controls),
+        (stages(4, 1), Bound::Bits),
+        (Parallel { pipeline: 2, chunks: 2, ..data(4, 2) }, Bound::Controls),
+    ];
+    check("dense", "bf16", &layouts::rows(&covering, &others));
+    let mixed = |zero| (Parallel { tensor: 2, pipeline: 2, ..data(2, zero) }, Bound::Controls);
+    check("tied", "mxfp8", &layouts::rows(&[mixed(1)], &[mixed(3)]));
 }
 
 #[test]
 fn mixtures_train_as_one_rank_does() {
     let with =
         |data: Parallel, tensor, pipeline, expert| Parallel { tensor, pipeline, expert, ..data };
-    check(
-        "experts",
-        "bf16",
-        &[
-            (with(data(8, 0), 1, 1, 8), Bound::Controls),
-            (with(data(1, 0), 1, 4, 1), Bound::Bits),
-            (with(data(1, 0), 4, 1, 1), Bound::Controls),
-            (with(data(8, 1), 1, 1, 2), Bound::Controls),
-            (with(data(8, 1), 1, 1, 8), Bound::Controls),
-            (with(data(4, 0), 1, 2, 2), Bound::Controls),
-            (with(data(2, 0), 4, 1, 8), Bound::Controls),
-            (with(data(1, 0), 4, 1, 2), Bound::Controls),
-        ],
-    );
-    check(
-        "experts",
-        "mxfp8",
-        &[
-            (with(data(2, 1), 2, 2, 2), Bound::Controls),
-            (Parallel { chunks: 2, ..with(data(2, 2), 2, 2, 4) }, Bound::Controls),
-            (
-                Parallel { schedule: PipelineSchedule::ZbH1, ..with(data(2, 3), 2, 2, 2) },
-                Bound::Controls,
-            ),
-        ],
-    );
+    let of_all = [
+        (with(data(8, 0), 1, 1, 8), Bound::Controls),
+        (with(data(1, 0), 1, 4, 1), Bound::Bits),
+        (with(data(1, 0), 4, 1, 1), Bound::Controls),
+        (with(data(8, 1), 1, 1, 2), Bound::Controls),
+        (with(data(8, 1), 1, 1, 8), Bound::Controls),
+        (with(data(4, 0), 1, 2, 2), Bound::Controls),
+        (with(data(2, 0), 4, 1, 8), Bound::Controls),
+        (with(data(1, 0), 4, 1, 2), Bound::Controls),
+    ];
+    check("experts", "bf16", &layouts::rows(&[], &of_all));
+    // All four degrees in each.
+    let interleaved = (Parallel { chunks: 2, ..with(data(2, 2), 2, 2, 4) }, Bound::Controls);
+    let others = [
+        (with(data(2, 1), 2, 2, 2), Bound::Controls),
+        (
+            Parallel { schedule: PipelineSchedule::ZbH1, ..with(data(2, 3), 2, 2, 2) },
+            Bound::Controls,
+        ),
+    ];
+    check("experts", "mxfp8", &layouts::rows(&[interleaved], &others));
 }
 
 /// The losses of routers are of all tokens of a micro-batch, of which tensor-parallel ranks have a
@@ -452,10 +455,10 @@ fn balanced_mixtures_train_as_one_rank_does() {
     check(
         "balanced",
         "bf16",
-        &[
-            (with(data(1, 0), 4, 1, 1), Bound::Controls),
-            (with(data(2, 1), 2, 2, 2), Bound::Controls),
-        ],
+        &layouts::rows(
+            &[(with(data(2, 1), 2, 2, 2), Bound::Controls)],
+            &[(with(data(1, 0), 4, 1, 1), Bound::Controls)],
+        ),
     );
 }
 
@@ -467,10 +470,10 @@ fn rings_train_as_one_rank_does() {
     check(
         "dense",
         "f32",
-        &[
-            (context(8), Bound::Controls),
-            (Parallel { tensor: 2, pipeline: 2, ..context(2) }, Bound::Controls),
-        ],
+        &layouts::rows(
+            &[(Parallel { tensor: 2, pipeline: 2, ..context(2) }, Bound::Controls)],
+            &[(context(8), Bound::Controls)],
+        ),
     );
     check("tied", "bf16", &[(mixed, Bound::Controls)]);
     let of_experts = Parallel { data: 4, expert: 2, ..context(2) };
@@ -484,6 +487,7 @@ fn planted_faults_are_beyond_the_bound() {
     let wide = Parallel { expert: 4, ..Parallel { tensor: 2, ..data(4, 0) } };
     let graph = model("experts");
     let alone = train(&graph, &options("f32", single()), Fault::None, 2);
+    let mut sound: Vec<(Parallel, Sound)> = Vec::new();
     for (parallel, fault, what) in [
         (plan, Fault::NoSum(ProcessGroup::EXPERT_DATA), "gradient of model.layers.1.mlp.experts"),
         (wide, Fault::NoSum(ProcessGroup::EXPERT_DATA), "gradient of model.layers.1.mlp.experts"),
@@ -500,7 +504,13 @@ fn planted_faults_are_beyond_the_bound() {
         (Parallel { data: 4, ..context(2) }, Fault::KeysStay, "losses"),
         (context(2), Fault::NoSum(ProcessGroup::DATA), "gradient of lm_head"),
     ] {
-        let beyond = beyond(&graph, ("f32", parallel), fault, (2, &alone));
+        let options = options("f32", parallel);
+        if sound.iter().all(|(known, _)| *known != parallel) {
+            sound.push((parallel, Sound::of(&graph, &options, 2)));
+        }
+        let sound = sound.iter().find(|(known, _)| *known == parallel).map(|(_, sound)| sound);
+        let got = train(&graph, &options, fault, 2);
+        let beyond = sound.expect("it has run").beyond(&got, &alone);
         assert!(
             beyond.iter().any(|(name, ..)| name.contains(what)),
             "{parallel}, {fault:?}: `{what}` not among {beyond:?}"
@@ -508,8 +518,9 @@ fn planted_faults_are_beyond_the_bound() {
     }
     let graph = model("balanced");
     let alone = train(&graph, &options("f32", single()), Fault::None, 2);
-    let split = Parallel { tensor: 2, ..single() };
-    let beyond = beyond(&graph, ("f32", split), Fault::ChoicesOfFirst, (2, &alone));
+    let split = options("f32", Parallel { tensor: 2, ..single() });
+    let got = train(&graph, &split, Fault::ChoicesOfFirst, 2);
+    let beyond = Sound::of(&graph, &split, 2).beyond(&got, &alone);
     let what = "gradient of model.layers.0.mlp.gate";
     assert!(beyond.iter().any(|(name, ..)| name.contains(what)), "{beyond:?}");
 }

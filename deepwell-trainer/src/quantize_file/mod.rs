@@ -56,13 +56,13 @@ pub use report::{DequantizeReport, Quality, QuantizeReport, TensorReport};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum FileFormat {
-    /// E4M3 in blocks of 32
+    /// E4M3 elements in blocks of 32
     Mxfp8,
-    /// E2M3 in blocks of 32, four elements to three bytes
+    /// E2M3 elements in blocks of 32, four elements in three bytes
     Mxfp6,
-    /// E2M1 in blocks of 32, two elements to a byte
+    /// E2M1 elements in blocks of 32, two elements per byte
     Mxfp4,
-    /// E2M1 in blocks of 16 with a tensor scale, two elements to a byte
+    /// E2M1 elements in blocks of 16 with a tensor scale, two elements per byte
     Nvfp4,
 }
 
@@ -93,10 +93,10 @@ impl FileFormat {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum ScaleLayout {
-    /// Row-major, a byte for each block
+    /// Row-major, one byte per block
     #[default]
     Plain,
-    /// Tiles of 128 rows by 4 blocks, as tensor cores read them
+    /// Tiles of 128 rows by 4 blocks, the layout that tensor cores read
     Tiled,
 }
 

@@ -24,7 +24,7 @@ const PAGES: [&str; 10] = [
 ];
 
 /// Options of other programs, of `cargo xtask` and of `deepwell-emulate`, that these pages name.
-const OF_OTHERS: [&str; 29] = [
+const OF_OTHERS: [&str; 31] = [
     "--all",
     "--bin",
     "--bind-to",
@@ -45,6 +45,7 @@ const OF_OTHERS: [&str; 29] = [
     "--path",
     "--pipeline-model-parallel-layout",
     "--ptx",
+    "--record",
     "--release",
     "--reset-attention-mask",
     "--reset-position-ids",
@@ -53,6 +54,7 @@ const OF_OTHERS: [&str; 29] = [
     "--sm-count",
     "--test",
     "--tracker",
+    "--unproven",
     "--workspace",
 ];
 

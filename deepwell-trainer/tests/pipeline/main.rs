@@ -8,6 +8,8 @@
 mod apart;
 mod exchanges;
 mod faults;
+#[path = "../layouts/mod.rs"]
+mod layouts;
 #[path = "../ranks/mod.rs"]
 #[expect(dead_code, reason = "models here have more layers than that of other tests")]
 mod ranks;
@@ -31,7 +33,7 @@ use ranks::hardware;
 /// How long a rank waits for another; longer than any of these tests takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 const SEQ: usize = 32;
-const STEPS: usize = 20;
+const STEPS: usize = 10;
 /// Sequences of a step, each a micro-batch of its own.
 const ROWS: usize = 4;
 const SEED: u64 = 7;
@@ -179,14 +181,9 @@ fn check(got: &[Bits], expected: &Bits, what: &str) {
 fn stages_train_as_one_rank_does(precision: &str) {
     for model in Model::ALL {
         let expected = reference(model, precision);
-        let cuts = [
-            (2, 1, None),
-            (4, 1, None),
-            (2, 1, Some(vec![3, 1])),
-            (3, 1, Some(vec![1, 2, 1])),
-            (2, 2, None),
-        ];
-        for (pipeline, chunks, stage_layers) in cuts {
+        let covering = [(3, 1, Some(vec![1, 2, 1])), (2, 2, None)];
+        let others = [(2, 1, None), (4, 1, None), (2, 1, Some(vec![3, 1]))];
+        for (pipeline, chunks, stage_layers) in layouts::rows(&covering, &others) {
             let what = format!(
                 "{model:?} in {precision}, {pipeline} stages of {chunks} chunks, {stage_layers:?}"
             );

@@ -21,7 +21,7 @@ pub(in crate::capture) const HEAD: &str = "lm_head.weight";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
     /// Name in the file. [`ModelFolder::stored_name`] maps the name of a
-    /// [`StoredSlice`](crate::capture::StoredPart) to this name.
+    /// [`StoredSlice`](crate::capture::StoredSlice) to this name.
     pub name: String,
     /// Row-major shape.
     pub shape: Vec<usize>,
@@ -49,7 +49,7 @@ pub struct ModelFolder<C = LlamaConfig> {
     /// weights are packed.
     pub tensors: Vec<StoredTensor>,
     /// Names in the files that differ from the names of
-    /// [`StoredSlice`](crate::capture::StoredPart)s, by part name.
+    /// [`StoredSlice`](crate::capture::StoredSlice)s, by part name.
     pub stored_names: BTreeMap<String, String>,
 }
 

@@ -21,97 +21,99 @@ use crate::Outcome;
 use crate::output::{print, print_json, say};
 
 const AFTER_HELP: &str = "\
-Sections (all of them when none is named):
+Sections (default: all):
   gemm         GEMMs in BF16 and MXFP8
-  experts      grouped GEMMs of mixtures of experts, balanced and skewed, in BF16 and MXFP8
-  moe          forward and backward of a layer of experts, beside a dense one of equal FLOPs
+  experts      grouped GEMMs of MoE layers, balanced and skewed, in BF16 and MXFP8
+  moe          forward and backward of an MoE layer, and of a dense layer with equal FLOPs
   quantize     block quantization along rows, columns and both
-  attention    attention and its gradients, heads of 64 and 128
+  attention    attention forward and backward, head sizes 64 and 128
   norms        norms and activations, alone and fused with quantization
-  optimizer    AdamW and the norm of the gradients over the model's parameters
+  optimizer    AdamW and the gradient norm over the model's parameters
   transformer  one training step, op by op
   forward      the forward pass with its loss, as one graph on a GPU
-  train        training steps: tokens a second, and the host's share of a step
-  memory       predicted and measured peak
+  train        training steps: tokens/s, and the host's share of a step
+  memory       predicted and measured peak memory
 
-How to read it: `roofline` is the least time that the hardware allows, the larger of FLOPs over peak
-and bytes over the bandwidth of a copy that is measured first; `of roofline` is roofline time over
-time, at most 100 %. A peer's number is its time over ours: above 1x it is slower than ours.
-Kernels run on random data over operands that pass the last-level cache, as graphs on a GPU, and
-the time is a median. Shapes are those of --model, in BF16 and in --precision, and for the first
-five sections but `moe` a few known sizes more; the layers of `moe` are those of --mixture.
+Columns: `roofline` is the larger of FLOPs over peak and bytes over memcpy bandwidth, which is
+measured first. `of roofline` is roofline time over measured time, at most 100 %. A peer's value is
+its time over ours: above 1x the peer is slower.
 
-The table goes to stdout, progress to stderr, bench.json, bench.txt and bench.html to --out.
-Each part runs in a process of its own: one that crashes costs its own rows only.
+Kernels run on random data, with operands larger than the last-level cache, and on a GPU as graphs;
+the time is a median. Shapes are those of --model, in BF16 and in --precision; the first five
+sections except `moe` add a few well-known sizes. Section `moe` uses the layers of --mixture.
+
+The table goes to stdout, progress to stderr, and bench.json, bench.txt and bench.html to --out.
+Each part runs in its own process, so a crash loses only the rows of this part.
 
 Examples:
-  deepwell bench                                all, on the GPU if there is one
-  deepwell bench gemm quantize --peers          beside PyTorch, where python3 has it
+  deepwell bench                                all sections, on the GPU if there is one
+  deepwell bench gemm quantize --peers          compare with PyTorch, if python3 has it
   deepwell bench moe --mixture 64x1408x2048x6 --mixture-tokens 16384 --peers
   deepwell bench train --model llama-134m --batch-size 32 --seq-len 1024 --peers
-  deepwell bench gemm --kernels sm90,cublaslt   kernels side by side, each with all its tiles
-  deepwell bench --device cpu --iterations 3    the processor
-  deepwell bench --peers --record               and keep it as a file in benchmarks/
+  deepwell bench gemm --kernels sm90,cublaslt   compare kernels, each with all its tiles
+  deepwell bench --device cpu --iterations 3    measure the CPU
+  deepwell bench --peers --record               also write the report to benchmarks/
 
 Exit codes: 0 every row was measured, 1 some failed, 2 an input cannot be used";
 
-/// Time kernels and training beside what the hardware allows, and beside PyTorch
+/// Time kernels and training; compare with roofline and PyTorch
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct BenchArgs {
-    /// What to measure [default: all]
+    /// Sections to measure [default: all]
     #[arg(value_name = "SECTION", hide_possible_values = true)]
     sections: Vec<Section>,
-    /// `cpu` or `cuda[:N]` [default: cuda where there is a GPU, else cpu]
+    /// `cpu` or `cuda[:N]` [default: cuda if there is a GPU, else cpu]
     #[arg(long)]
     device: Option<Device>,
-    /// Preset, config.json or model folder [default: llama-1.1b; on a cpu llama-micro]
+    /// Preset, config.json or model folder [default: llama-1.1b; on a CPU llama-micro]
     #[arg(long)]
     model: Option<String>,
-    /// Precision that is measured beside bf16; auto: mxfp8-128 on Hopper, mxfp8 elsewhere
+    /// Precision to measure in addition to bf16; auto: mxfp8-128 on Hopper, mxfp8 elsewhere
     #[arg(long, value_name = "NAME", default_value = "auto",
           value_parser = PossibleValuesParser::new(
               std::iter::once("auto").chain(PRESETS.iter().copied())))]
     precision: String,
-    /// Sequences of a step [default: 8; on a cpu 2]
+    /// Sequences per step [default: 8; on a CPU 2]
     #[arg(long, value_name = "SEQUENCES")]
     batch_size: Option<usize>,
-    /// Tokens of a sequence [default: 2048; on a cpu 64]
+    /// Tokens per sequence [default: 2048; on a CPU 64]
     #[arg(long, value_name = "TOKENS")]
     seq_len: Option<usize>,
-    /// Samples of a kernel, and steps of a model [default: 20; on a cpu 5]
+    /// Samples per kernel, and steps per model [default: 20; on a CPU 5]
     #[arg(long, value_name = "COUNT")]
     iterations: Option<usize>,
-    /// Experts, their width, the width of a token, and experts of a token, of `moe`; several with
-    /// commas [default: 64x1408x2048x6,128x768x2048x8,8x14336x4096x2; on a cpu 8x64x128x2]
+    /// MoE layers of section `moe`: experts x expert width x hidden size x top-k, several separated
+    /// by commas [default: 64x1408x2048x6,128x768x2048x8,8x14336x4096x2; on a CPU 8x64x128x2]
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     mixture: Vec<MixtureSize>,
-    /// Tokens of such a layer [default: 16384; on a cpu 512]
+    /// Tokens per MoE layer [default: 16384; on a CPU 512]
     #[arg(long, value_name = "TOKENS")]
     mixture_tokens: Option<usize>,
-    /// Measure PyTorch on the same shapes, eager and compiled, where python3 has it
+    /// Also measure PyTorch on the same shapes, eager and compiled, if python3 has it
     #[arg(long)]
     peers: bool,
-    /// Time the kernels whose names have one of these parts, each with all its tiles, in place of
-    /// the one that is chosen
+    /// Time all kernels whose names contain one of these strings, each with all its tiles, in place
+    /// of the selected kernel
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     kernels: Vec<String>,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
-    /// Folder of bench.json, bench.txt and bench.html
+    /// Folder for bench.json, bench.txt and bench.html
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     out: PathBuf,
-    /// Keep the report in benchmarks/, as Markdown, JSON and HTML named by what, device and day
+    /// Also write the report to benchmarks/ as Markdown, JSON and HTML, named by contents, device
+    /// and date
     #[arg(long)]
     record: bool,
-    /// Print rows as they come, one JSON object a line, and nothing else
+    /// Print only rows as they are measured, one JSON object per line
     #[arg(long, hide = true)]
     rows: bool,
-    /// Not BF16 beside it
+    /// Do not measure BF16 in addition to the precision
     #[arg(long, hide = true)]
     alone: bool,
-    /// Bandwidth measured before
+    /// Memcpy bandwidth of an earlier measurement, in GB/s
     #[arg(long, hide = true)]
     copy_gbps: Option<f64>,
 }

@@ -14,12 +14,12 @@ use crate::Outcome;
 use crate::output::{grouped, note, print, print_json};
 
 const AFTER_HELP: &str = "\
-Every key of the configuration is accounted for: it has its effect, or it is known to have none
-on training (--summary lists those), or it is an error that names it. Where a folder has weights,
-their names, shapes and types are compared with the configuration; no weight is read.
+Every key of the configuration is checked: it changes the graph, or it is known not to affect
+training (--summary lists such keys), or it is an error. If the folder has weights, their names,
+shapes and types are compared with the configuration; no weight is read.
 
-A .pt2 archive, as torch.export.save writes it, is a graph of PyTorch's own ops: those of Llama- and
-GPT-2-style modules are recognized, any other stays under its name and is listed as opaque.
+A .pt2 archive of torch.export.save is a graph of PyTorch ops. Ops of Llama- and GPT-2-style modules
+are recognized; others keep their names and are listed as opaque.
 
 Examples:
   deepwell capture llama-micro                           the graph as text
@@ -28,7 +28,7 @@ Examples:
   deepwell capture ./my-model/config.json --json > graph.json
   deepwell capture exported.pt2 --summary                tags and opaque ops of an export
 
-Exit codes: 0 captured, 2 a model that cannot be read";
+Exit codes: 0 captured, 2 the model cannot be read";
 
 /// Read a model as a graph of typed ops over tensors
 #[derive(Args, Debug)]
@@ -36,13 +36,13 @@ Exit codes: 0 captured, 2 a model that cannot be read";
 pub(crate) struct CaptureArgs {
     /// Preset name, `config.json`, model folder or `.pt2` archive
     model: String,
-    /// Capture for sequences of this many tokens; models with dynamic RoPE scaling need it
+    /// Tokens per sequence; required for models with dynamic RoPE scaling
     #[arg(long, alias = "seq-len", value_name = "TOKENS")]
     seq: Option<usize>,
-    /// Print Graphviz DOT, one cluster for each layer
+    /// Print Graphviz DOT, with one cluster per layer
     #[arg(long, conflicts_with_all = ["json", "summary"])]
     dot: bool,
-    /// Print counts and notes rather than the graph
+    /// Print counts and notes instead of the graph
     #[arg(long)]
     summary: bool,
     /// Print JSON

@@ -12,7 +12,7 @@ use crate::checkpoint_path::{Wanted, find};
 use crate::ckpt_fits::{self, FitsArgs};
 use crate::output::{note, print, print_json};
 
-/// Look into checkpoints
+/// Inspect, verify and compare checkpoints
 #[derive(Args, Debug)]
 pub(crate) struct CkptArgs {
     #[command(subcommand)]
@@ -28,8 +28,8 @@ enum CkptCommand {
 }
 
 const INSPECT_AFTER_HELP: &str = "\
-PATH is one checkpoint (`step-00000120`), a folder of checkpoints, or the output folder of a run;
-of several the newest complete one is taken.
+PATH is one checkpoint (`step-00000120`), a folder of checkpoints, or the output folder of a run. In
+a folder the newest complete checkpoint is used.
 
 Examples:
   deepwell ckpt inspect target/deepwell-run
@@ -38,7 +38,7 @@ Examples:
 
 Exit codes: 0 shown, 2 not a checkpoint, or a damaged one";
 
-/// Show what a checkpoint holds, without reading its tensors
+/// Show the contents of a checkpoint without reading its tensors
 #[derive(Args, Debug)]
 #[command(after_help = INSPECT_AFTER_HELP)]
 struct InspectArgs {
@@ -53,19 +53,19 @@ struct InspectArgs {
 }
 
 const VERIFY_AFTER_HELP: &str = "\
-Compares the checksum of every tensor and of every file, and each file's own header with the
-manifest; names each damaged place. Of a folder of checkpoints the newest is verified.
+Compares the checksum of every tensor and every file, and the header of each file with the manifest.
+Lists each damaged place. In a folder of checkpoints the newest one is verified, complete or not.
 
 Examples:
   deepwell ckpt verify target/deepwell-run
   deepwell ckpt verify target/deepwell-run/checkpoints/step-00000120 --json
 
-A file that is missing, cut, longer or changed is damage, whether it is a shard, the manifest or the
+A missing, truncated, extended or changed file is damage, whether a shard, the manifest or the
 manifest's checksum.
 
-Exit codes: 0 sound, 1 damaged, 2 not a checkpoint";
+Exit codes: 0 intact, 1 damaged, 2 not a checkpoint";
 
-/// Read every byte of a checkpoint and compare all checksums
+/// Read a whole checkpoint and compare all checksums
 #[derive(Args, Debug)]
 #[command(after_help = VERIFY_AFTER_HELP)]
 struct VerifyArgs {
@@ -77,30 +77,30 @@ struct VerifyArgs {
 }
 
 const DIFF_AFTER_HELP: &str = "\
-Names tensors that only one of the two has, tensors of another shape or element type, and of those
-with other values how many elements differ, the largest difference, and the length of the difference
-over the length of A's tensor; then where step, plan, policy, guards and settings differ. Tensors of
-equal checksums are not read; the others are, 2 MiB at a time, however large they are.
+Lists tensors in only one checkpoint and tensors with another shape or element type. For tensors
+with other values, prints the number of different elements, the largest difference, and the norm of
+the difference relative to the norm of A's tensor. Then lists differences in step, plan, policy,
+guards and settings. Tensors with equal checksums are not read; others are read 2 MiB at a time.
 
-A and B are checkpoints, or folders of which the newest complete one is taken.
+A and B are checkpoints, or folders whose newest complete checkpoint is used.
 
 Examples:
   deepwell ckpt diff runs/a runs/b
   deepwell ckpt diff runs/a/checkpoints/step-00000400 runs/a/checkpoints/step-00000800
-  deepwell ckpt diff runs/whole runs/resumed --tensors     must be equal: their folders differ
+  deepwell ckpt diff runs/whole runs/resumed --tensors     ignore settings such as the folder
   deepwell ckpt diff runs/a runs/b --json
 
 Exit codes: 0 equal, 1 different, 2 not a checkpoint, or a damaged one";
 
-/// Show what differs between two checkpoints
+/// Show the differences between two checkpoints
 #[derive(Args, Debug)]
 #[command(after_help = DIFF_AFTER_HELP)]
 struct DiffArgs {
     /// First checkpoint, folder of checkpoints, or output folder of a run
     a: PathBuf,
-    /// Second one
+    /// Second checkpoint, folder of checkpoints, or output folder of a run
     b: PathBuf,
-    /// Compare tensors alone: steps, settings and state may differ
+    /// Compare tensors only, not step, settings and state
     #[arg(long)]
     tensors: bool,
     /// Print JSON

@@ -18,31 +18,32 @@ use crate::hardware::hardware_and_target;
 use crate::output::{note, print, print_json};
 
 const AFTER_HELP: &str = "\
-The plan is what `deepwell plan MODEL --json` printed, for other ranks, stages or GPUs than those
-that saved the checkpoint. Each rank's program is lowered, and what it reads is looked up in the
-manifest: no tensor is read, and no GPU is needed.
+The plan is the output of `deepwell plan MODEL --json`, for other ranks, stages or GPUs than those
+that saved the checkpoint. The program of each rank is lowered, and its state is looked up in the
+manifest. No tensor is read, and no GPU is needed.
 
-PATH is one checkpoint (`step-00000120`), a folder of checkpoints, or the output folder of a run;
-of several the newest complete one is taken.
+PATH is one checkpoint (`step-00000120`), a folder of checkpoints, or the output folder of a run. In
+a folder the newest complete checkpoint is used.
 
 Examples:
   deepwell plan llama-134m --devices cpu:4 --zero 1 --json > plan.json
   deepwell ckpt fits runs/a --plan plan.json
   deepwell ckpt fits runs/a --plan plan.json --hardware h200-x2 --json
 
-Exit codes: 0 it loads, 1 it does not, or the plan does not fit into memory, 2 an input cannot be
-used";
+Exit codes: 0 the checkpoint loads, 1 it does not load or the plan does not fit into memory, 2 an
+input cannot be used";
 
-/// Say whether a checkpoint loads under another plan, and what each rank needs for it
+/// Check whether a checkpoint loads under another plan, and what each rank reads
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct FitsArgs {
     /// Checkpoint, folder of checkpoints, or output folder of a run
     path: PathBuf,
-    /// What `deepwell plan MODEL --json` printed
+    /// Plan file from `deepwell plan MODEL --json`
     #[arg(long, value_name = "FILE")]
     plan: PathBuf,
-    /// On another machine: the JSON of `deepwell probe --json`, or a preset such as h200-x2
+    /// Check for another machine: output of `deepwell probe --json`, or a preset such as h200-x2
+    /// [default: this machine]
     #[arg(long, value_name = "FILE")]
     hardware: Option<String>,
     /// Print JSON

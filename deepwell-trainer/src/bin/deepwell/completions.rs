@@ -13,13 +13,13 @@ Examples:
   deepwell completions zsh > ~/.zfunc/_deepwell      with `fpath+=~/.zfunc` before `compinit`
   deepwell completions fish > ~/.config/fish/completions/deepwell.fish
 
-Exit codes: 0 printed, 2 a shell that is not known";
+Exit codes: 0 printed, 2 unknown shell";
 
-/// Print what a shell needs to complete this command's words
+/// Print shell completions for bash, zsh or fish
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct CompletionsArgs {
-    /// The shell
+    /// Shell to complete for
     shell: KnownShell,
 }
 

@@ -9,13 +9,13 @@ use deepwell_trainer::data::export_default_corpus;
 use crate::Outcome;
 use crate::output::{grouped, print, print_json};
 
-/// Write the default corpus, the sources of the locked dependencies, into a folder
+/// Write the default corpus (sources of the locked dependencies) to a folder
 #[derive(Args, Debug)]
 #[command(hide = true)]
 pub(crate) struct CorpusArgs {
     /// Folder to write to
     out: PathBuf,
-    /// Cargo workspace whose locked dependencies they are
+    /// Cargo workspace whose locked dependencies are written
     #[arg(long, value_name = "FOLDER", default_value = ".")]
     workspace: PathBuf,
     /// Print JSON

@@ -14,27 +14,26 @@ use crate::planning::{Planning, PlanningArgs};
 use crate::{Outcome, plan_cluster};
 
 const AFTER_HELP: &str = "\
-Nothing runs and no memory is taken. Memory is that of the arena that training would allocate,
-with what the backend holds beside it. Time is the sum of each call's roofline, the larger of
-FLOPs over peak and bytes over bandwidth: a bound from below, which real runs do not reach.
+Nothing runs and no device memory is allocated. Memory is the arena that training would allocate,
+plus the backend's own allocations. Time is the sum of the roofline times of all calls, each the
+larger of FLOPs over peak and bytes over bandwidth: a lower bound that real runs do not reach.
 
-With --hardware that has GPUs, and no --device, it is the step of a whole cluster: of the plan that
-`deepwell plan` finds, or of the one that is pinned. One rank of each pipeline stage is simulated,
-as the others of a stage are like it: bubbles, exposed communication, tokens/s, MFU, memory over
-time, hours and cost of a run.
+With --hardware that has GPUs and without --device, predicts a step of the whole cluster, with the
+plan that `deepwell plan` finds or that --pin fixes. One rank of each pipeline stage is simulated.
+Prints bubbles, exposed communication, tokens/s, MFU, memory over time, and hours and cost of a run.
 
 Examples:
   deepwell dryrun parity-3m
   deepwell dryrun llama-134m --seq 512 --batch 16 --precision bf16
   deepwell dryrun parity-3m --hardware machine.json --json
-  deepwell dryrun llama-134m --devices cpu:4            what each of four ranks needs
-  deepwell dryrun llama-134m --devices cpu:4 --pp 4     what each stage of a pipeline needs
+  deepwell dryrun llama-134m --devices cpu:4            memory and time of each of four ranks
+  deepwell dryrun llama-134m --devices cpu:4 --pp 4     memory and time of each pipeline stage
   deepwell dryrun llama-3-70b --hardware h100:nodes=32 --pp 4 --tp 8 --trace step.json --tokens 1T
 
-Exit codes: 0 predicted, 1 no plan: nothing fits, or with --runnable nothing that the trainer runs,
-2 an input cannot be used";
+Exit codes: 0 predicted, 1 no plan fits (with --runnable: none that the trainer runs), 2 an input
+cannot be used";
 
-/// Predict memory and time of a training step before anything runs
+/// Predict memory and time of a training step without running it
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct DryrunCommand {

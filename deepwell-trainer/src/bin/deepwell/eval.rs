@@ -20,17 +20,17 @@ use crate::generate::is_model;
 use crate::output::{grouped, note, print, print_json, say};
 
 const AFTER_HELP: &str = "\
-MODEL is a checkpoint, a folder of checkpoints or the output folder of a run, of which the newest
-complete checkpoint is taken; a Hugging Face folder, what `deepwell export hf` wrote among them; a
-`.pt2` archive; or a preset or config.json, whose weights are those that training begins with. A
-run's tokenizer, precision and sequence length are its own.
+MODEL is a checkpoint, a folder of checkpoints or the output folder of a run (the newest complete
+checkpoint is used); a Hugging Face folder, such as from `deepwell export hf`; a `.pt2` archive; or
+a preset or config.json, which is evaluated with its initial weights. A run is evaluated with its
+own tokenizer, precision and sequence length.
 
-The whole text is evaluated, and no share of it held out; nothing is trained, and nothing written
-but the token cache. It is cut into windows of --seq-len tokens, which begin --stride tokens after
-each other. Each token but the first is predicted once, in the first window that has the token
-before it, from the tokens of that window; no token is put before the text. The loss is the mean
-over all predicted tokens in nats, the perplexity its exponential, and bits per byte the sum in bits
-over the bytes of the text. Of conversations the answers alone are predicted.
+The whole text is evaluated; no share is held out. Only the token cache is written. The text is cut
+into windows of --seq-len tokens that start --stride tokens apart. Each token except the first is
+predicted once, in the first window that contains the preceding token, from the tokens of that
+window; no token is added before the text. The loss is the mean over all predicted tokens in nats,
+the perplexity is its exponential, and bits per byte is the sum in bits divided by the bytes of the
+text. In conversations only the answers are predicted.
 
 Examples:
   deepwell eval runs/book --data book.txt               the newest checkpoint of a run
@@ -38,47 +38,48 @@ Examples:
   deepwell eval ./TinyLlama --data wiki.txt --seq-len 1024 --stride 512
   deepwell eval ./chat --data answers.jsonl --json | jq .loss
 
-Exit codes: 0 done, 2 no model, no tokenizer, a text with nothing to predict, or another input that
-cannot be used";
+Exit codes: 0 success, 2 no model, no tokenizer, nothing to predict, or another input that cannot be
+used";
 
 /// Default window of a Hugging Face folder, in tokens.
 const FOLDER_WINDOW: usize = 1024;
 
-/// Measure how well a model predicts a text: loss, perplexity, bits per byte
+/// Measure loss, perplexity and bits per byte of a model on a text
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct EvalArgs {
-    /// Checkpoint, folder of checkpoints, output folder of a run, Hugging Face folder, .pt2 archive
-    /// or preset
+    /// Checkpoint, folder of checkpoints, output folder of a run, Hugging Face folder, .pt2
+    /// archive, config.json or preset
     model: PathBuf,
-    /// Text, .jsonl, .parquet, folders, globs or token files
+    /// Text to evaluate: text, .jsonl, .parquet, folders, globs or token files
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
     data: Vec<PathBuf>,
-    /// Field of a record that is its text or its messages [default: text, content, messages or
-    /// conversations, the first that is there]
+    /// Field of a record that holds its text or messages [default: the first present of text,
+    /// content, messages and conversations]
     #[arg(long, value_name = "NAME")]
     text_field: Option<String>,
-    /// Hugging Face tokenizer.json [default: that of the run or of the folder]
+    /// Hugging Face tokenizer.json [default: the run's or the folder's]
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// Tokens of a window [default: the sequence length of the run; else 1024, or as many as the
-    /// model is made for]
+    /// Tokens per window [default: the run's sequence length; otherwise 1024, at most the model's
+    /// maximum]
     #[arg(long, value_name = "TOKENS")]
     seq_len: Option<usize>,
-    /// Tokens from the start of a window to the start of the next [default: --seq-len]
+    /// Tokens between the starts of two windows [default: --seq-len]
     #[arg(long, value_name = "TOKENS")]
     stride: Option<usize>,
-    /// Precision of the GEMMs [default: that of the run; else bf16]
+    /// Precision of the GEMMs [default: the run's, otherwise bf16]
     #[arg(long, value_name = "NAME",
           value_parser = PossibleValuesParser::new(PRESETS.iter().copied()))]
     precision: Option<String>,
-    /// `cpu`, `cuda[:N]`, or `emulated:` and one of sm90, sm100, sm103, sm120
+    /// `cpu`, `cuda[:N]`, or `emulated:ARCH` with sm90, sm100, sm103 or sm120
     #[arg(long, default_value_t = Device::Cpu)]
     device: Device,
     /// Folder of the token cache
     #[arg(long, value_name = "DIR", default_value = "target/deepwell-cache")]
     cache_dir: PathBuf,
-    /// The model that the run was started with, where it has moved: preset, config.json or folder
+    /// New place of the model that the run was started with, if moved: preset, config.json or
+    /// folder
     #[arg(long = "model", value_name = "MODEL")]
     moved: Option<String>,
     /// Print JSON

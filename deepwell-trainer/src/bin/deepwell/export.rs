@@ -16,7 +16,7 @@ use crate::checkpoint_path::{Wanted, find};
 use crate::output::{note, print, print_json, say};
 use crate::{Outcome, bytes};
 
-/// Write trained models for other programs
+/// Export trained models to other formats
 #[derive(Args, Debug)]
 pub(crate) struct ExportArgs {
     #[command(subcommand)]
@@ -29,55 +29,54 @@ enum ExportCommand {
 }
 
 const HF_AFTER_HELP: &str = "\
-CHECKPOINT is a checkpoint (`step-00000120`), a folder of checkpoints or the output folder of a run,
-of which the newest complete one is taken.
+CHECKPOINT is a checkpoint (`step-00000120`), a folder of checkpoints or the output folder of a run.
+In a folder the newest complete checkpoint is used.
 
-DIR gets config.json, generation_config.json, tokenizer.json and the FP32 master weights as
-safetensors, in the names and layouts of transformers: `AutoModelForCausalLM.from_pretrained(DIR)`
-and `AutoTokenizer.from_pretrained(DIR)` load it. Weights that are more than --shard-size are cut
-into shards with an index. A run keeps configuration and tokenizer in `model/` of its output folder,
-so that the checkpoint is enough. DIR is written complete or not at all, and never over something.
+DIR gets config.json, generation_config.json, tokenizer.json and the master weights as safetensors,
+with the names and layouts of transformers: `AutoModelForCausalLM.from_pretrained(DIR)` and
+`AutoTokenizer.from_pretrained(DIR)` load it. Weights over --shard-size are split into shards with
+an index. Configuration and tokenizer come from `model/` in the run's output folder. DIR is written
+completely or not at all, and existing files are never overwritten.
 
-A run without --tokenizer has bytes as tokens; the tokenizer.json written for it gives every byte
-its own value as token. Token 0, which ends a document there, has no text: encode nothing into it,
-and stop at `eos_token_id`.
+A run without --tokenizer uses bytes as tokens; the exported tokenizer.json maps each byte to its
+value. Token 0 ends a document and has no text: do not encode it, and stop at `eos_token_id`.
 
-A .pt2 archive has no config.json: --config names that of the module. Its tensors keep the names of
-the module's state_dict.
+A .pt2 archive has no config.json: --config provides the module's. Its tensors keep the names of the
+module's state_dict.
 
 Examples:
   deepwell export hf --to ./exported                the newest checkpoint of `deepwell train`
   deepwell export hf runs/book --to ./book --dtype bf16
   deepwell export hf runs/book/checkpoints/step-00000120 --to ./book-120 --shard-size 2GB
   deepwell export hf runs/mine --to ./mine --config ./module/config.json
-  deepwell generate ./exported --prompt 'Once'      what was written, read again
+  deepwell generate ./exported --prompt 'Once'      use the exported folder
 
 Exit codes: 0 written, 2 a checkpoint, its model or the output cannot be used";
 
-/// Write a checkpoint as a Hugging Face folder that `from_pretrained` loads
+/// Export a checkpoint as a Hugging Face folder for `from_pretrained`
 #[derive(Args, Debug)]
 #[command(after_help = HF_AFTER_HELP)]
 struct HfArgs {
     /// Checkpoint, folder of checkpoints, or output folder of a run
     #[arg(default_value = "target/deepwell-run")]
     checkpoint: PathBuf,
-    /// Folder to write, which must not be there or be empty
+    /// Folder to write; must be missing or empty
     #[arg(long, value_name = "DIR")]
     to: PathBuf,
     /// Element type of the weights
     #[arg(long, default_value = "f32")]
     dtype: ExportDType,
-    /// Most bytes of tensors in one file
+    /// Maximum bytes of tensors per file
     #[arg(long, value_name = "BYTES", default_value = "5GB", value_parser = bytes::parse)]
     shard_size: u64,
-    /// The model that the run trained, in place of what its folder has: preset, config.json, model
+    /// Model that the run trained, replaces the one in the run folder: preset, config.json, model
     /// folder or .pt2 archive
     #[arg(long)]
     model: Option<String>,
-    /// The tokenizer.json that goes with it, in place of what the run's folder has
+    /// tokenizer.json to export, replaces the one in the run folder
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// The config.json to write, for a .pt2 archive
+    /// config.json to export for a .pt2 archive
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print JSON
@@ -88,7 +87,7 @@ struct HfArgs {
 /// Element types on the command line.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum ExportDType {
-    /// As the master weights are: nothing is lost
+    /// Exact copy of the FP32 master weights
     F32,
     /// Rounded to nearest, half the size
     Bf16,

@@ -17,18 +17,19 @@ use crate::checkpoint_path::{Wanted, find};
 use crate::output::{print_json, say};
 
 const AFTER_HELP: &str = "\
-PATH is a checkpoint (`step-00000120`), a folder of checkpoints or the output folder of a run, of
-which the newest complete one is taken; or a Hugging Face folder with config.json, safetensors and
-tokenizer.json. A run's tokenizer, precision and sequence length are its own.
+PATH is a checkpoint (`step-00000120`), a folder of checkpoints or the output folder of a run (the
+newest complete checkpoint is used), or a Hugging Face folder with config.json, safetensors and
+tokenizer.json. A run is used with its own tokenizer, precision and sequence length.
 
-An empty prompt is what the tokenizer's template puts before a text, else `bos_token_id` of
-generation_config.json or config.json, else the end of text. The text ends at each `eos_token_id` of
-generation_config.json, or of config.json where that names none, and at the tokenizer's end of text.
+An empty prompt is replaced by the prefix of the tokenizer's template, otherwise by `bos_token_id`
+of generation_config.json or config.json, otherwise by the end-of-text token. Generation stops at
+any `eos_token_id` of generation_config.json (or of config.json if that has none) and at the
+tokenizer's end-of-text token.
 
-The text goes to stdout as it is made, the prompt not with it (--echo); what else is to be said goes
-to stderr. Each token is one forward pass over a window of tokens, without a cache of keys and
-values: small models, short texts. Beyond the window the oldest tokens are no longer seen. The same
-model, prompt, options and seed give the same text on the same kind of device.
+Text is streamed to stdout, without the prompt (see --echo); messages go to stderr. Each token runs
+one forward pass over a window of tokens, without a KV cache, which suits small models and short
+texts. Only the last tokens that fit into the window are used. The same model, prompt, options and
+seed give the same text on the same kind of device.
 
 Examples:
   deepwell generate --prompt 'fn main() {'               the newest checkpoint of `deepwell train`
@@ -37,64 +38,66 @@ Examples:
   deepwell generate ./TinyLlama --prompt-file question.txt --top-k 40 --seed 7 --json
   deepwell generate --device cuda --prompt 'use std::' > more.rs
 
-Exit codes: 0 done, 2 no checkpoint, no tokenizer, a prompt that does not fit, or another input
+Exit codes: 0 success, 2 no checkpoint, no tokenizer, a prompt that does not fit, or another input
 that cannot be used";
 
-/// Continue a text with a trained model
+/// Generate text with a trained model
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct GenerateArgs {
     /// Checkpoint, folder of checkpoints, output folder of a run, or Hugging Face folder
     #[arg(default_value = "target/deepwell-run")]
     path: PathBuf,
-    /// Text to continue [default: none, a text begins]
+    /// Text to continue [default: none, start a new text]
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
-    /// File with the text to continue, `-` for stdin
+    /// File with the text to continue; `-` reads stdin
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     prompt_file: Option<PathBuf>,
-    /// Tokens to make at most
+    /// Maximum number of tokens to generate
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
     max_tokens: usize,
-    /// Above 1 more surprising, below 1 less; 0 is --greedy
+    /// Divisor of the logits: higher is more random; 0 is --greedy
     #[arg(long, value_name = "NUMBER", default_value_t = 1.0, allow_negative_numbers = true)]
     temperature: f64,
-    /// Draw from so many of the most probable tokens only [default: all]
+    /// Sample from this number of most probable tokens [default: all]
     #[arg(long, value_name = "TOKENS")]
     top_k: Option<usize>,
-    /// Draw from the most probable tokens that together reach this probability only
+    /// Sample from the smallest set of most probable tokens whose total probability reaches this
+    /// value
     #[arg(long, value_name = "PROBABILITY", default_value_t = 1.0)]
     top_p: f64,
-    /// Seed of the random numbers
+    /// Seed of the sampling
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Always take the most probable token
+    /// Always select the most probable token
     #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "seed"])]
     greedy: bool,
-    /// Go on where the model ends the text
+    /// Continue after end-of-text tokens
     #[arg(long)]
     ignore_end: bool,
-    /// Print the prompt first
+    /// Print the prompt before the text
     #[arg(long, conflicts_with = "json")]
     echo: bool,
-    /// Tokens that are looked at, at most [default: the sequence length of the run; of a Hugging
-    /// Face folder what is needed]
+    /// Tokens per forward pass [default: the run's sequence length; for a Hugging Face folder
+    /// enough for prompt and text, at most the model's maximum]
     #[arg(long, value_name = "TOKENS")]
     window: Option<usize>,
-    /// The model that the run was started with, where it has moved: preset, config.json or folder
+    /// New place of the model that the run was started with, if moved: preset, config.json or
+    /// folder
     #[arg(long)]
     model: Option<String>,
-    /// Tokenizer, where it has moved: a Hugging Face tokenizer.json, or `bytes`
+    /// Hugging Face tokenizer.json, or `bytes` [default: the run's or the folder's]
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
-    /// Precision of the GEMMs [default: that of the run; of a Hugging Face folder bf16]
+    /// Precision of the GEMMs [default: the run's, for a Hugging Face folder bf16]
     #[arg(long, value_name = "NAME",
           value_parser = PossibleValuesParser::new(PRESETS.iter().copied()))]
     precision: Option<String>,
-    /// `cpu`, `cuda[:N]`, or `emulated:` and one of sm90, sm100, sm103, sm120
+    /// `cpu`, `cuda[:N]`, or `emulated:ARCH` with sm90, sm100, sm103 or sm120
     #[arg(long, default_value_t = Device::Cpu)]
     device: Device,
-    /// Print JSON, when all is made
+    /// Print JSON after the last token
     #[arg(long)]
     json: bool,
 }

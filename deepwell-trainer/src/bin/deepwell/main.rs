@@ -55,46 +55,46 @@ const OPEN: u8 = 3;
 
 const AFTER_HELP: &str = "\
 Examples:
-  deepwell probe                                what this machine is
-  deepwell capture llama-micro                  a model as a graph of ops
-  deepwell plan parity-3m --explain             how it would train here, and what was not taken
-  deepwell plan llama-3-70b --hardware h200-x8  over a cluster: degrees, memory, time, cost
-  deepwell dryrun ./my-model --precision mxfp8  memory and time of a step, before anything runs
-  deepwell score                                predictions beside what others measured
-  deepwell train --data ./texts --steps 500     train; Ctrl-C leaves a checkpoint
-  deepwell parity --steps 200                   does MXFP8 hold BF16's loss
-  deepwell generate --prompt 'fn main() {'      text from the newest checkpoint
-  deepwell eval runs/book --data book.txt       loss, perplexity and bits per byte over a text
-  deepwell bench norms --peers                  kernels beside roofline and PyTorch
-  deepwell ckpt verify target/deepwell-run      is every byte of the newest checkpoint sound
-  deepwell ckpt diff runs/a runs/b              what differs between two checkpoints
-  deepwell ckpt fits runs/a --plan plan.json    will it load under another plan, and at what peak
-  deepwell export hf runs/book --to ./book      a folder for `from_pretrained`
-  deepwell quantize ./llama ./q --format nvfp4  weights in four bits
-  deepwell tokenizer train --data ./texts       a vocabulary for `train --tokenizer`
-  deepwell completions bash                     words for the shell to complete
+  deepwell probe                                show the hardware of this machine
+  deepwell capture llama-micro                  show a model as a graph of ops
+  deepwell plan parity-3m --explain             plan training here; list rejected candidates
+  deepwell plan llama-3-70b --hardware h200-x8  plan for a cluster: degrees, memory, time, cost
+  deepwell dryrun ./my-model --precision mxfp8  predict memory and time of a step
+  deepwell score                                compare predictions with published measurements
+  deepwell train --data ./texts --steps 500     train; Ctrl-C writes a checkpoint
+  deepwell parity --steps 200                   check whether MXFP8 matches BF16's loss
+  deepwell generate --prompt 'fn main() {'      generate text with the newest checkpoint
+  deepwell eval runs/book --data book.txt       loss, perplexity and bits per byte of a text
+  deepwell bench norms --peers                  compare kernels with roofline and PyTorch
+  deepwell ckpt verify target/deepwell-run      verify all checksums of the newest checkpoint
+  deepwell ckpt diff runs/a runs/b              compare two checkpoints
+  deepwell ckpt fits runs/a --plan plan.json    check whether a checkpoint loads under another plan
+  deepwell export hf runs/book --to ./book      write a folder for `from_pretrained`
+  deepwell quantize ./llama ./q --format nvfp4  quantize weights to four bits
+  deepwell tokenizer train --data ./texts       learn a vocabulary for `train --tokenizer`
+  deepwell completions bash                     print shell completions
 
-MODEL is a preset name, a Hugging Face `config.json`, a folder that holds one, or a `.pt2` archive
-of torch.export.save. A folder gives its weights and its tokenizer.json; a preset or a `config.json`
-itself begins from fresh weights. Presets:
+MODEL is a preset name, a Hugging Face `config.json`, a folder with one, or a `.pt2` archive of
+torch.export.save. A folder also provides its weights and tokenizer.json; a preset or a single
+`config.json` starts from randomly initialized weights. Presets:
   llama-micro, parity-600k, parity-2m, parity-3m, llama-134m, tinyllama-1.1b, llama-1.1b, llama-7b,
   llama-3-8b, llama-3-70b, qwen3-micro, qwen3-600k, qwen3-0.6b, moe-micro, moe-tiny,
   moe-1b-a300m, qwen3-30b-a3b, mixtral-8x7b, deepseek-micro, deepseek-v3, gpt-oss-micro,
   gpt-oss-20b, gpt2-micro, gpt2; for `plan` on a cluster also llama-3.1-405b, gpt3-175b
 
 Exit codes:
-  0    done
-  1    a check or verdict failed: a damaged checkpoint, two checkpoints that differ, no plan that
-       fits, no parity
+  0    success
+  1    a check or verdict failed: damaged checkpoint, checkpoints that differ, no plan that fits,
+       no parity
   2    the command line, an input or an output cannot be used
-  3    the data does not settle the question: parity wants more seeds or a larger evaluation set
+  3    the data do not decide: parity needs more seeds or a larger evaluation set
   130  interrupted
 
 Environment:
-  DEEPWELL_LOG  what is logged to stderr: error, warn (default), info, debug, trace, or a filter
-                such as `deepwell_trainer=debug`; all variables are in docs/environment.md
-  NO_COLOR      set to anything: no colours on a terminal. Where stdout or stderr is no terminal
-                there are none, and progress is lines in place of bars; with TERM=dumb, too";
+  DEEPWELL_LOG  log level on stderr: error, warn (default), info, debug, trace, or a filter such as
+                `deepwell_trainer=debug`; docs/environment.md lists all variables
+  NO_COLOR      any non-empty value disables colours. Colours and progress bars also need a terminal
+                and a TERM other than dumb; without them progress is printed as lines";
 
 /// Trains large language models: probe, capture, plan, predict, train, verify
 #[derive(Debug, Parser)]
@@ -115,7 +115,7 @@ enum Command {
     /// Train a model on text
     #[command(after_help = train::TRAIN_AFTER_HELP)]
     Train(Box<TrainArgs>),
-    /// Show whether MXFP8 or NVFP4 holds BF16's loss, by training one model in both
+    /// Compare the loss of MXFP8 or NVFP4 training with BF16 over several seeds
     #[command(after_help = train::PARITY_AFTER_HELP)]
     Parity(Box<ParityArgs>),
     Generate(Box<generate::GenerateArgs>),

@@ -14,30 +14,30 @@ use crate::planning::PlanningArgs;
 use crate::{Outcome, plan_cluster};
 
 const AFTER_HELP: &str = "\
-A plan says how the model trains on the machine: batches, recomputation, the precision of each
-tensor with the rule that decided it, and the kernel of each kind of call. Candidates are lowered
-to programs and predicted; of those that fit into memory the one with the least time is taken.
+A plan contains batch sizes, recomputation, the precision of each tensor with the policy rule that
+set it, and the kernel of each kind of call. Candidate plans are lowered to programs and simulated;
+the fastest candidate that fits into memory is selected.
 
-With --hardware that has GPUs, and no --device, the search is over the whole cluster: pipeline
-stages, chunks, schedule, tensor, context and expert parallelism, ZeRO, micro-batch, recomputation.
-The page says what each rank holds, where the time of a step goes, and what a run costs. What the
-predictions are worth: `deepwell score`. `micro-batch 4 x 2` is 4 sequences at a time, twice in a
-step on each data-parallel rank.
+With --hardware that has GPUs and without --device, the search covers the whole cluster: pipeline
+stages and schedule, model chunks, tensor, context and expert parallelism, ZeRO, micro-batch,
+recomputation. The output shows the state of each rank, the breakdown of the step time, and the
+cost of a run. `deepwell score` shows the accuracy of the predictions. `micro-batch 4 x 2` means 2
+micro-batches of 4 sequences per step on each data-parallel rank.
 
-A plan that the trainer runs comes before all others: it is lowered to programs, and the next one in
-its place where those do not fit. Where there is none the page is of another plan, which it does not
-run yet; with --runnable that is exit code 1.
+Plans that the trainer runs come before faster plans that it does not run. The best is lowered to
+programs; if these do not fit, the next one is tried. If none fits, the output shows a plan that the
+trainer does not run yet; with --runnable the exit code is 1.
 
-A cluster is h200-x8 (a machine), h100:nodes=2048 (so many systems of eight; also gpus=, nics=,
-gbit= and price= after the colon), hgx-b200-x16, gb300-nvl72-x8 (racks), or a file as in `deepwell
-probe --help`, which may have `price_per_gpu_hour`.
+CLUSTER is h200-x8 (one machine), h100:nodes=2048 (systems of eight GPUs; gpus=, nics=, gbit= and
+price= may follow the colon), hgx-b200-x16, gb300-nvl72-x8 (racks), or a file as in `deepwell probe
+--help`, optionally with `price_per_gpu_hour`.
 
 Examples:
   deepwell plan parity-3m
-  deepwell plan parity-3m --explain                    with what was not taken, and why
+  deepwell plan parity-3m --explain                    with rejected candidates and reasons
   deepwell plan ./my-model --seq 512 --batch 32 --memory-limit 2GiB
   deepwell plan parity-3m --policy policy.toml --json > plan.json
-  deepwell train --plan plan.json                      trains as planned
+  deepwell train --plan plan.json                      train with this plan
   deepwell plan llama-3-70b --hardware h100:nodes=32 --seq 8192 --batch 512
   deepwell plan deepseek-v3 --hardware h100:nodes=256,price=2.5 --tokens 15T
   deepwell plan mixtral-8x7b --hardware b200-x8 --seq 16384 --batch 64 --explain
@@ -52,20 +52,20 @@ A policy file:
   tensors = \"*.mlp.down_proj.weight\"
   format = \"bf16\"
 
-Exit codes: 0 planned, 1 no plan: nothing fits, or with --runnable nothing that the trainer runs,
-2 an input cannot be used";
+Exit codes: 0 planned, 1 no plan fits (with --runnable: none that the trainer runs), 2 an input
+cannot be used";
 
-/// Choose how a model trains on a machine or on a cluster, and what it costs
+/// Plan the training of a model on a machine or a cluster
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct PlanCommand {
     #[command(flatten)]
     planning: PlanningArgs,
-    /// Print the plans and kernels that were not taken too, with reasons; for a cluster also what
-    /// another network, memory or batch would do
+    /// Also print rejected plans and kernels with reasons; for a cluster also the effect of other
+    /// networks, memory sizes and batches
     #[arg(long)]
     explain: bool,
-    /// Print JSON; what was not taken is always in it
+    /// Print JSON; rejected candidates are always included
     #[arg(long)]
     json: bool,
     #[command(flatten)]

@@ -31,42 +31,43 @@ const STEP_TOKENS: usize = 4 << 20;
 #[derive(Args, Debug, Default)]
 #[command(next_help_heading = "For a cluster")]
 pub(crate) struct ClusterArgs {
-    /// Hold a dimension at a value, or keep it from one: tp=4, zero=1, schedule!=1f1b; of pp, vpp,
-    /// schedule, split, tp, sp, cp, ep, etp, dp, zero, mbs, recompute, offload, gpus
+    /// Fix a dimension at a value or exclude a value: tp=4, zero=1, schedule!=1f1b; dimensions are
+    /// pp, vpp, schedule, split, tp, sp, cp, ep, etp, dp, zero, mbs, recompute, offload, gpus
     #[arg(long, value_name = "PIN")]
     pin: Vec<Pin>,
-    /// Do without a dimension, or without a value of it: cp, recompute, tp=8
+    /// Exclude a dimension or one of its values: cp, recompute, tp=8
     #[arg(long, value_name = "DIMENSION", value_parser = Pin::forbid)]
     forbid: Vec<Pin>,
-    /// Layers of each chunk, as Megatron-LM has them: E the embedding, t a layer, L the loss, |
-    /// between chunks, as in 'Et*15|(t*16|)*2t*14L'
+    /// Layers of each model chunk in Megatron-LM's notation: E embedding, t layer, L loss, |
+    /// between chunks, such as 'Et*15|(t*16|)*2t*14L'
     #[arg(long, value_name = "LAYOUT")]
     layout: Option<String>,
-    /// Rows of the busiest rank of experts over the mean [default: 1.1]
+    /// Tokens of the busiest expert-parallel rank relative to the mean [default: 1.1]
     #[arg(long, value_name = "TIMES")]
     expert_imbalance: Option<f64>,
-    /// Take only a plan that the trainer runs: its programs are lowered and fit
+    /// Accept only plans that the trainer runs: their programs are lowered and fit
     #[arg(long)]
     runnable: bool,
-    /// GPUs at most: that many, and with --pareto fewer too [default: all]
+    /// Maximum number of GPUs; a plan may use fewer [default: all]
     #[arg(long, value_name = "GPUS")]
     max_gpus: Option<usize>,
-    /// What a GPU costs for an hour, in any currency
+    /// Price of a GPU per hour, in any currency
     #[arg(long, value_name = "PRICE", value_parser = price)]
     price_per_gpu_hour: Option<f64>,
-    /// Tokens of the whole run, such as 15T or 300B: its hours and its cost
+    /// Training tokens of the whole run, such as 15T or 300B; prints its hours and cost
     #[arg(long, value_name = "TOKENS", value_parser = tokens)]
     tokens: Option<f64>,
-    /// Print the front of time, memory, GPUs and cost, over all numbers of GPUs
+    /// Print the Pareto front of time, memory, GPUs and cost over all, half, a quarter and so on of
+    /// the GPUs
     #[arg(long)]
     pareto: bool,
-    /// Print memory in the accounting of another framework too: megatron or fsdp
+    /// Also print memory in another framework's accounting: megatron or fsdp
     #[arg(long = "as", value_name = "FRAMEWORK")]
     accounting: Option<Accounting>,
-    /// Write the step as a Chrome trace: passes, memory of each stage
+    /// Write the step as a Chrome trace, with the passes and the memory of each stage
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
-    /// Write the time line of the pipeline as SVG
+    /// Write the timeline of the pipeline as SVG
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Write the memory of each stage over time as SVG

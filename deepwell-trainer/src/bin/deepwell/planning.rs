@@ -24,48 +24,51 @@ const TOKENS_MAX: usize = i32::MAX as usize;
 pub(crate) struct PlanningArgs {
     /// Preset name, `config.json`, model folder or `.pt2` archive
     pub(crate) model: String,
-    /// Tokens of a sequence [default: 128; 4096 for a cluster]
+    /// Tokens per sequence [default: 128; for a cluster 4096]
     #[arg(long, visible_alias = "seq-len", value_name = "TOKENS")]
     pub(crate) seq: Option<usize>,
-    /// Sequences of a step [default: 8; 4 Mi tokens for a cluster]
+    /// Sequences per step, over all ranks [default: 8; for a cluster 4 Mi tokens]
     #[arg(long, visible_aliases = ["batch-size", "global-batch"], value_name = "SEQUENCES")]
     pub(crate) batch: Option<usize>,
-    /// Precision of the GEMMs: f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto:
-    /// mxfp8-128 on Hopper, mxfp8 elsewhere; bf16 where a GPU is not predicted faster with it
+    /// Precision preset: f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto:
+    /// mxfp8-128 on Hopper, mxfp8 elsewhere, and on GPUs bf16 where no speedup is predicted
     #[arg(long, value_name = "NAME", default_value = Settings::AUTO)]
     pub(crate) precision: String,
-    /// Precision tensor by tensor: a policy in TOML
+    /// Policy file in TOML with the precision of each tensor
     #[arg(long, value_name = "FILE", conflicts_with = "precision")]
     pub(crate) policy: Option<PathBuf>,
     /// The policy of a plan that is made again.
     #[arg(skip)]
     pub(crate) given_policy: Option<PrecisionPolicy>,
-    /// Plan in BF16 where the device serves nothing of what the precision quantizes, which is an
-    /// error otherwise
+    /// Plan in BF16 if the device supports none of the quantized formats of the precision; without
+    /// this flag that is an error
     #[arg(long)]
     pub(crate) allow_fallback: bool,
-    /// Sequences that run at a time, a divisor of the batch [default: chosen]
+    /// Sequences per micro-batch; divides the batch of a data-parallel rank [default: chosen by the
+    /// planner]
     #[arg(long, value_name = "SEQUENCES")]
     pub(crate) micro_batch: Option<usize>,
-    /// What the backward pass computes again: none, selective or full [default: chosen]
+    /// Recomputation in the backward pass: none, selective (norms and activation functions) or full
+    /// (whole layers) [default: chosen by the planner]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
-    /// Most tokens of an expert over its even share; the rest is dropped, and buffers are sized
-    /// for the kept ones [default: none are dropped]
+    /// Expert capacity as a multiple of an even share; excess tokens are dropped, and buffers are
+    /// sized for the rest [default: unlimited]
     #[arg(long, value_name = "FACTOR")]
     pub(crate) capacity_factor: Option<f64>,
-    /// Memory of a device that may be used, such as 2GiB [default: 98 % of what is free]
+    /// Memory limit per device, such as 2GiB [default: 98 % of the free memory; for a cluster 98 %
+    /// of a GPU's memory]
     #[arg(long, visible_alias = "gpu-memory", value_name = "BYTES", value_parser = bytes::parse)]
     pub(crate) memory_limit: Option<u64>,
-    /// Plan for another machine: the JSON of `deepwell probe --json`, a preset such as h200-x2, or
-    /// a cluster
+    /// Plan for another machine or a cluster: output of `deepwell probe --json`, a preset such as
+    /// h200-x2, or a cluster [default: this machine]
     #[arg(long, value_name = "FILE")]
     pub(crate) hardware: Option<String>,
-    /// Where it will run: cpu, cuda, cuda:N, or emulated: and one of sm90, sm100, sm103, sm120
+    /// Device to plan for: `cpu`, `cuda[:N]`, or `emulated:ARCH` with sm90, sm100, sm103 or sm120
     /// [default: cpu]
     #[arg(long)]
     pub(crate) device: Option<Device>,
-    /// Where the ranks of one run will be: cpu:N, emulated:ARCH:N, or GPUs as in cuda:0,cuda:1
+    /// Ranks to plan for: `cpu:N`, `emulated:ARCH:N`, or consecutive GPUs such as `cuda:0,cuda:1`
     #[arg(long, conflicts_with = "device")]
     pub(crate) devices: Option<Devices>,
     #[command(flatten)]

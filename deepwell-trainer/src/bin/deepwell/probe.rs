@@ -14,22 +14,21 @@ use crate::output::{note, print, print_json, say};
 use crate::{Outcome, cluster};
 
 const AFTER_HELP: &str = "\
-Nothing is changed on the machine, and what is missing is no error: it is listed with the reason
-and what to install. Peaks are dense ones of datasheets; of a GPU that nobody has a sheet of, those
-that are not known are named.
+The machine is not changed. A missing driver or library is no error: it is listed with the reason
+and what to install. Peaks are dense datasheet values; unknown peaks of a GPU without a known
+datasheet are listed.
 
---measure runs what the peaks promise: copies in memory, GEMMs in each format that there
-is a kernel for, launches; between GPUs, copies from each to each and a sum over all of them by
-NCCL. A few seconds on a processor with 512 MiB at most, some more and 4 GiB for each GPU; nothing
-else should run meanwhile.
+--measure measures memory copies, GEMMs in each format with a kernel, and launches; between GPUs,
+copies between each pair and an all-reduce over all GPUs with NCCL. It takes a few seconds and at
+most 512 MiB on a CPU, and more time and 4 GiB on each GPU. Run nothing else at the same time.
 
 Examples:
-  deepwell probe                         a table
-  deepwell probe --check                 is there anything that training would be refused for
-  deepwell probe --measure               and what the machine reaches
+  deepwell probe                         print a table
+  deepwell probe --check                 check for faults that keep the GPUs from training
+  deepwell probe --measure               also measure bandwidths and GEMMs
   deepwell probe --json > machine.json   for `--hardware machine.json` on another machine
-  deepwell probe --hardware b200-x8      a machine that is not here
-  deepwell probe --cluster racks.toml    several machines and their network
+  deepwell probe --hardware b200-x8      show a preset machine
+  deepwell probe --cluster racks.toml    show several machines and their network
 
 A cluster file:
   rails = 8
@@ -39,23 +38,23 @@ A cluster file:
   nics = 8
   nic_gbit_per_s = 400
 
-Exit codes: 0 shown, 1 with --check: something must be put right before training on the GPUs,
-2 a file or a name that cannot be used";
+Exit codes: 0 shown, 1 with --check: a fault keeps the GPUs from training, 2 a file or a name cannot
+be used";
 
-/// Show what this machine is: processor, GPUs, links, drivers and libraries
+/// Show the hardware of this machine: CPU, GPUs, links, drivers and libraries
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct ProbeArgs {
-    /// Show another machine: the JSON of `deepwell probe --json`, or a preset such as h200-x8
+    /// Show another machine: output of `deepwell probe --json`, or a preset such as h200-x8
     #[arg(long, value_name = "FILE")]
     hardware: Option<String>,
     /// Show a cluster: a TOML file, or a preset such as hgx-h200-x16 or gb300-nvl72
     #[arg(long, value_name = "FILE", conflicts_with_all = ["hardware", "measure", "check"])]
     cluster: Option<String>,
-    /// Measure memory, GEMMs and launches, of the processor and of each GPU
+    /// Measure memory, GEMMs and launches of the CPU and of each GPU
     #[arg(long, conflicts_with = "hardware")]
     measure: bool,
-    /// Fail where something keeps the GPUs from training: each with what to do about it
+    /// Exit with code 1 if a fault keeps the GPUs from training; print each fault with its fix
     #[arg(long)]
     check: bool,
     /// Print JSON

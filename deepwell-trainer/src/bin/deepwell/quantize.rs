@@ -14,19 +14,19 @@ use crate::Outcome;
 use crate::output::{print, print_json};
 
 const AFTER_HELP: &str = "\
-IN is a safetensors file, an index of shards, or a folder with either; OUT is a file where IN is a
-file, else a folder. A model may be larger than memory: buffers take 160 MiB at most.
+IN is a safetensors file, an index of shards, or a folder with either. OUT is a file if IN is a
+file, otherwise a folder. The model may be larger than memory: buffers take at most 160 MiB.
 
-Quantized are linear weights of blocks and experts; embeddings, output head, norms, router, biases
-and masks stay as they are. A policy file says otherwise: what it gives `mxfp8` is quantized, to the
-format of the command line. A tensor `w` becomes its quantized data `w`, the scales
+By default the linear weights of blocks and experts are quantized; embeddings, output head, norms,
+routers, biases and masks are not. With a policy file, the tensors to which it gives a block-scaled
+format are quantized, to the format of --format. A tensor `w` becomes quantized data `w`, scales
 `w_scale` and, for nvfp4, the tensor scale `w_scale_2`.
 
-A config.json beside IN says what each tensor is for, and which are stored as [inputs, outputs], as
-those of GPT-2 and the experts of gpt-oss: their blocks lie along the inputs, too. Without one,
-names, biases and shapes say it.
+A config.json next to IN determines the role of each tensor and which tensors are stored as [inputs,
+outputs] (GPT-2, experts of gpt-oss); blocks always lie along the inputs. Without config.json,
+names, biases and shapes determine both.
 
-SNR is signal to noise: 6 dB are one bit.
+SNR is the signal-to-noise ratio; 6 dB are one bit.
 
 Examples:
   deepwell quantize model.safetensors small.safetensors --format mxfp8
@@ -36,11 +36,11 @@ Examples:
 
 Exit codes: 0 written, 2 an input or the output cannot be used";
 
-/// Turn a model's weights into MXFP8, MXFP6, MXFP4 or NVFP4, or back
+/// Quantize the weights of a model to MXFP8, MXFP6, MXFP4 or NVFP4, or dequantize them
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct QuantizeArgs {
-    /// Model to read
+    /// Model to read: safetensors file, index of shards, or folder
     #[arg(value_name = "IN")]
     input: PathBuf,
     /// File or folder to write
@@ -49,19 +49,19 @@ pub(crate) struct QuantizeArgs {
     /// Format of the quantized tensors
     #[arg(long, required_unless_present = "dequantize")]
     format: Option<FileFormat>,
-    /// How MX scales follow from magnitudes [default: rceil]
+    /// Rule for MX scales [default: rceil]
     #[arg(long, value_name = "RULE", conflicts_with = "dequantize")]
     scale_rule: Option<Rule>,
-    /// Policy file in TOML that says which tensors are quantized
+    /// Policy file in TOML that selects the tensors to quantize
     #[arg(long, value_name = "FILE", conflicts_with = "dequantize")]
     policy: Option<PathBuf>,
     /// Layout of the scales [default: plain]
     #[arg(long, conflicts_with = "dequantize")]
     layout: Option<ScaleLayout>,
-    /// Bring a quantized model back to the types that it was made from
+    /// Dequantize a quantized model to its original element types
     #[arg(long, conflicts_with = "format")]
     dequantize: bool,
-    /// Write over what is there
+    /// Overwrite existing output
     #[arg(long)]
     force: bool,
     /// Print JSON
@@ -72,11 +72,11 @@ pub(crate) struct QuantizeArgs {
 /// Rules on the command line.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Rule {
-    /// Rounded up: nothing saturates
+    /// Scale rounded up, so that no element saturates
     Rceil,
-    /// Rounded down, of the OCP MX specification
+    /// Scale rounded down, as in the OCP MX specification
     Floor,
-    /// Rounded up, or half of that where it gives the smaller squared error
+    /// Scale rounded up or half of it, whichever has the smaller squared error
     MinError,
 }
 

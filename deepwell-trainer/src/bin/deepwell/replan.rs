@@ -20,37 +20,38 @@ use crate::planning::PlanningArgs;
 use crate::watch::Watch;
 
 const AFTER_HELP: &str = "\
-A cluster that shrinks, or grows, needs another plan: this one searches for it with the model, the
-batch and the precision of the old plan, and says which degrees change, how much slower a step gets,
-and which states have to go from one GPU to another. Ranks keep their number: the GPUs that stay are
-taken to be the first. As with `deepwell plan`, the best plan within the trainer's rules is lowered,
-with the precision of each tensor of the old plan.
+Plans for a cluster that has lost or gained GPUs, with the model, batch and precision of the old
+plan. Prints which degrees change, how the step time changes, and which states must move between
+GPUs. GPUs of the smaller cluster are taken to be the first of the larger one, so ranks keep their
+numbers. As with `deepwell plan`, the best plan that the trainer runs is lowered; each tensor keeps
+its precision from the old plan.
 
 Examples:
   deepwell plan llama-3-70b --hardware h100:nodes=32 --json > plan.json
   deepwell replan plan.json --hardware h100:nodes=31
   deepwell replan plan.json --hardware h100:nodes=16 --runnable --json > smaller.json
-  deepwell train --plan smaller.json --resume          goes on with the other plan
+  deepwell train --plan smaller.json --resume          resume with the new plan
   deepwell replan plan.json --hardware h100:nodes=16 --pin tp=8
 
-Exit codes: 0 planned, 1 no plan, as nothing fits into memory, 2 an input cannot be used";
+Exit codes: 0 planned, 1 no plan fits (with --runnable: none that the trainer runs), 2 an input
+cannot be used";
 
-/// Plan again for a smaller or larger cluster, and say what moves
+/// Plan again for a smaller or larger cluster, and list the states that move
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct ReplanArgs {
-    /// What `deepwell plan --hardware CLUSTER --json` wrote
+    /// Output of `deepwell plan --hardware CLUSTER --json`
     plan: PathBuf,
-    /// The other cluster, as `deepwell plan` takes it
+    /// New cluster, in the forms of `deepwell plan`
     #[arg(long, value_name = "CLUSTER")]
     hardware: String,
-    /// Hold a dimension at a value, or keep it from one, as in `deepwell plan`
+    /// Fix a dimension at a value (tp=4) or exclude a value (tp!=4), as in `deepwell plan`
     #[arg(long, value_name = "PIN")]
     pin: Vec<Pin>,
-    /// Do without a dimension, or without a value of it
+    /// Exclude a dimension (cp) or one of its values (tp=8)
     #[arg(long, value_name = "DIMENSION", value_parser = Pin::forbid)]
     forbid: Vec<Pin>,
-    /// Take only a plan that the trainer runs: its programs are lowered and fit
+    /// Accept only plans that the trainer runs: their programs are lowered and fit
     #[arg(long)]
     runnable: bool,
     /// Print JSON

@@ -10,10 +10,10 @@ use crate::Outcome;
 use crate::output::{print, print_json};
 
 const AFTER_HELP: &str = "\
-Each row of a table is predicted from what the row says and compared with what was measured. A
-table's columns say its kind: pipeline bubbles, peak memory in Megatron-LM's accounting, step
-times, or throughput with FSDP. Without FILE the tables are those of the repository, in
-deepwell-plan/scores/, with their sources.
+Predicts each row of a table from its configuration and compares the prediction with the
+measurement. The columns of a table determine its kind: pipeline bubbles, peak memory in
+Megatron-LM's accounting, step times, or throughput with FSDP. Without FILE, scores the tables in
+the repository's deepwell-plan/scores/, which names their sources.
 
 Examples:
   deepwell score
@@ -26,13 +26,13 @@ Exit codes: 0 scored, 2 a table cannot be read";
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct ScoreArgs {
-    /// Tables as CSV [default: those of the repository]
+    /// CSV tables of measurements [default: the repository's tables]
     #[arg(value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// Print each row's prediction, measurement and error as CSV
+    /// Print prediction, measurement and error of each row as CSV
     #[arg(long)]
     csv: bool,
-    /// Write predictions over measurements as SVG, a panel for each table
+    /// Plot predictions over measurements as SVG, one panel per table
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Print JSON

@@ -13,7 +13,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::output::{print, print_json, say};
 use crate::{Outcome, bytes};
 
-/// Make tokenizers
+/// Train tokenizers
 #[derive(Args, Debug)]
 pub(crate) struct TokenizerArgs {
     #[command(subcommand)]
@@ -26,17 +26,15 @@ enum TokenizerCommand {
 }
 
 const TRAIN_AFTER_HELP: &str = "\
-A token is a piece of a word: byte-level BPE starts from the 256 bytes, so that every text has
-tokens and comes back from them, and makes the pair that comes most often into a token of its own,
-again and again, until the vocabulary is full. Words are split as GPT-2 splits them, token 0 is
-`<|endoftext|>`, and `deepwell train` puts it after every document.
+Byte-level BPE starts with the 256 bytes, so any text can be encoded and decoded. It repeatedly
+merges the most frequent pair of tokens into a new token until the vocabulary is full. Words are
+split by GPT-2's rules. Token 0 is `<|endoftext|>`; `deepwell train` appends it to every document.
 
-The files that `deepwell train` holds out first are kept aside: the tokenizer does not learn from
-them, and the table says how many bytes one of its tokens stands for on them. The same text gives
-the same file, byte for byte.
+The tokenizer does not learn from the files that `deepwell train` holds out first; the table shows
+its bytes per token on these files. Equal text gives a byte-identical file.
 
-A model needs a `vocab_size` of at least the vocabulary: 32,000 is that of the presets llama-134m
-and llama-1.1b; for another size write a config.json.
+A model needs a `vocab_size` of at least the size of the vocabulary. The presets llama-134m and
+llama-1.1b have 32,000; write a config.json for another size.
 
 Examples:
   deepwell tokenizer train                        32,000 tokens from the default corpus
@@ -50,27 +48,29 @@ Exit codes: 0 written, 2 an input or the output cannot be used";
 #[derive(Args, Debug)]
 #[command(after_help = TRAIN_AFTER_HELP)]
 struct TokenizerTrainArgs {
-    /// Text, .jsonl, .parquet, folders or globs [default: sources of the locked dependencies]
+    /// Text to learn from: text, .jsonl, .parquet, folders or globs [default: Rust sources of the
+    /// locked dependencies]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     data: Vec<PathBuf>,
-    /// Field of a record that is its text or its messages [default: text, content, messages or
-    /// conversations, the first that is there]
+    /// Field of a record that holds its text or messages [default: the first present of text,
+    /// content, messages and conversations]
     #[arg(long, value_name = "NAME")]
     text_field: Option<String>,
-    /// Tokens of the vocabulary, 256 bytes and `<|endoftext|>` among them
+    /// Vocabulary size, including 256 bytes and `<|endoftext|>`
     #[arg(long, value_name = "TOKENS", default_value_t = 32_000)]
     vocab_size: u32,
-    /// How often a pair must come in the text to become a token
+    /// Minimum number of occurrences of a pair to merge it
     #[arg(long, value_name = "TIMES", default_value_t = 2,
           value_parser = clap::value_parser!(u64).range(1..))]
     min_frequency: u64,
-    /// Text to learn from at most, such as `2GB`; which files, depends on their names alone
+    /// Maximum text to learn from, such as `2GB`; files are chosen by their names only [default:
+    /// all]
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
     max_bytes: Option<u64>,
     /// File to write
     #[arg(long, value_name = "FILE", default_value = "tokenizer.json")]
     out: PathBuf,
-    /// Write over a file that is there
+    /// Overwrite an existing file
     #[arg(long)]
     force: bool,
     /// Print JSON

@@ -11,13 +11,14 @@ use deepwell_trainer::commands::{ParityArgs, TrainArgs, parity, train};
 use crate::{INTERRUPTED, Outcome};
 
 pub(crate) const TRAIN_AFTER_HELP: &str = "\
-Without --data it trains on the Rust sources of the locked dependencies, byte by byte, so that
-nothing needs to be downloaded. Checkpoints and metrics.jsonl go to the output folder. Ctrl-C ends
-the run after the step at hand with a checkpoint, and --resume goes on from there as if it had
-never been stopped; a second Ctrl-C ends it at once.
+Without --data, trains on the Rust sources of the locked dependencies with bytes as tokens, so that
+nothing needs to be downloaded. Checkpoints and metrics.jsonl go to the output folder. Ctrl-C stops
+the run after the current step and writes a checkpoint; --resume continues from there with the same
+results as an uninterrupted run. A second Ctrl-C exits immediately.
 
-One folder holds one run: another one is refused there, and so is a second process. Settings that
-change the numbers of a run that goes on are named; nothing is deleted without --overwrite.
+An output folder holds one run; a second run or process in the same folder is an error. If a resumed
+run has settings that change its results, the error lists them. Nothing is deleted without
+--overwrite.
 
 Examples:
   deepwell train --steps 200
@@ -27,7 +28,7 @@ Examples:
   deepwell train --run-file run.toml --resume
   deepwell train --devices cpu:4 --zero 1
   deepwell train --devices cuda:0,cuda:1
-  deepwell train --plan plan.json                 as `deepwell plan MODEL --json > plan.json` has it
+  deepwell train --plan plan.json                 plan from `deepwell plan MODEL --json > plan.json`
   torchrun --no-python --nproc-per-node 2 deepwell train --launched --device cuda
   mpirun -n 4 deepwell train --launched --device cpu    with the feature `mpi`
 
@@ -38,31 +39,33 @@ A run file:
   steps = 2000
   learning_rate = 2e-3
 
-Exit codes: 0 done, 1 a guard stopped the run, 2 an input cannot be used, 130 interrupted";
+Exit codes: 0 done, 1 a guard stopped the run or no plan fits into memory, 2 an input cannot be
+used, 130 interrupted";
 
 pub(crate) const PARITY_AFTER_HELP: &str = "\
-Trains pairs of models, one in BF16 and one in low precision (MXFP8 unless --precision or --policy
-says otherwise), from the same weights on the same batches, and says whether the second holds BF16's
-held-out loss. Runs that differ in a rounding drift apart, so that one pair cannot tell precision
-from chaos: several seeds give a mean gap with its interval. It holds when the interval's upper
-end is within the tolerance, and does not when the lower end is above it. Otherwise the verdict is
-open, and the report says how many seeds would settle it; with --again as many pairs follow at once.
-Of the default settings the deviation of a pair is known from recorded pairs, and the interval uses
-it unless the pairs of this comparison deviate otherwise.
-report.html, report.json and metrics.jsonl go to the output folder. Ctrl-C leaves a checkpoint and a
-report of what was done.
+Trains pairs of models, one in BF16 and one in low precision (MXFP8 by default), from the same
+weights on the same batches, and decides whether low precision holds BF16's held-out loss. Rounding
+differences grow chaotically during training, so one pair cannot separate the effect of precision
+from chaos; several seeds give a mean gap with a confidence interval. Parity holds if the upper end
+of the interval is within --tolerance, and fails if the lower end is above it. Otherwise the verdict
+is open, and the report estimates the number of seeds that would decide; --again trains as many
+pairs again at once. For the default settings the deviation of a pair is known from recorded pairs;
+the interval uses it unless the pairs of this comparison contradict it.
+
+report.html, report.json and metrics.jsonl go to the output folder. Ctrl-C writes a checkpoint and a
+report of the finished part.
 
 Examples:
   deepwell parity                          4 pairs of 1000 steps of qwen3-600k
   deepwell parity --seeds 1 --steps 200    one pair, for a first look
-  deepwell parity --control                with BF16 from perturbed weights: what chaos alone does
+  deepwell parity --control                add BF16 from perturbed weights: the effect of chaos
   deepwell parity --precision nvfp4 --out target/parity-nvfp4
-  deepwell parity --resume                 go on where an earlier call stopped
-  deepwell parity --resume --seeds 8       four more pairs
-  deepwell parity --precision bf16         BF16 with itself: no gap at all
+  deepwell parity --resume                 resume an earlier comparison
+  deepwell parity --resume --seeds 8       train four more pairs
+  deepwell parity --precision bf16         compare BF16 with itself: the gap is 0
 
 Exit codes: 0 holds, 1 does not hold or is no valid comparison, 2 an input cannot be used,
-3 cannot tell, 130 interrupted";
+3 the verdict is open, 130 interrupted";
 
 /// Trains one model.
 pub(crate) fn run_train(args: TrainArgs) -> Result<Outcome> {

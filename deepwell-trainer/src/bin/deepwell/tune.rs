@@ -22,64 +22,65 @@ use crate::Outcome;
 use crate::output::{print, print_json, say};
 
 const AFTER_HELP: &str = "\
-Each GEMM, grouped GEMM and attention of a model's step that several kernels or tiles serve is timed
-with all of them, on random data beyond the last-level cache, in turns: a round times each once. The
-kernel that the least predicted time selects stays unless another one is faster by half a percent,
-and in nine of ten rounds.
+Times every GEMM, grouped GEMM and attention call of a training step that several kernels or tiles
+can serve. Operands are random data larger than the last-level cache. Timing is interleaved: each
+round times every candidate once. The kernel with the smallest predicted time stays selected unless
+another one is faster by half a percent in the median round, and faster in nine of ten rounds.
 
-The table is a JSON file; `deepwell` selects kernels by those in target/tuned of the working
-directory or a parent, by the one that DEEPWELL_TUNED names in their place (`off`: by predicted time
-alone), then by those that come with it. A row serves shapes of which each size is within a quarter
-of its own, on the GPU model that was measured, while the sources of its kernels are the same.
-`deepwell plan --explain` says which calls are tuned. Another kernel adds in another order: a run
-resumed under another table is told so.
+The result is a table in JSON. Kernel selection uses the tables in target/tuned of the working
+directory or a parent, then the built-in tables. DEEPWELL_TUNED names another table to use in place
+of target/tuned; `off` selects by predicted time alone. A row applies to the measured GPU model, to
+shapes whose sizes are each within a factor of 1.25, while the sources of its kernels are unchanged.
+`deepwell plan --explain` shows which calls are tuned. Another kernel may sum in another order, so a
+run whose kernels a new table changes resumes only with `deepwell train --resume --accept-changes`.
 
-Shapes are kept as they finish. Run again, it measures what the table lacks, or what was measured
-with other versions of the kernels.
+The table is saved after each shape. A second call measures only shapes that the table lacks or that
+were measured with other versions of the kernels.
 
 Examples:
   deepwell tune                                   llama-1.1b at 8 x 2048, in BF16 and MXFP8
   deepwell tune --model llama-134m,gpt2 --batch-size 32 --seq-len 1024
   deepwell tune --shapes 16384x2048x5632,8192x4096x4096
-  deepwell tune --again --json > tune.json        all of it anew
+  deepwell tune --again --json > tune.json        measure all shapes again
 
-Exit codes: 0 the table is there, 1 some kernels failed, 2 an input cannot be used";
+Exit codes: 0 the table is complete, 1 some kernels failed, 2 an input cannot be used";
 
-/// Time the kernels of each shape on a GPU, and keep the table that they are selected by
+/// Time all kernels of each shape on a GPU, and write the table for kernel selection
 #[derive(Args, Debug)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct TuneArgs {
-    /// Presets, config.json files or model folders, with commas [default: llama-1.1b, or none with
-    /// --shapes]
+    /// Presets, config.json files or model folders, separated by commas [default: llama-1.1b, with
+    /// --shapes none]
     #[arg(long, value_name = "MODELS", value_delimiter = ',')]
     model: Vec<String>,
-    /// Linear layers beside those of models, tokens x outputs x inputs: all three GEMMs of each
+    /// Additional linear layers, tokens x outputs x inputs; fprop, dgrad and wgrad of each are
+    /// timed
     #[arg(long, value_name = "MxNxK", value_delimiter = ',')]
     shapes: Vec<GemmSize>,
-    /// Precision that is tuned beside bf16; auto: mxfp8-128 on Hopper, mxfp8 elsewhere
+    /// Precision to tune in addition to bf16; auto: mxfp8-128 on Hopper, mxfp8 elsewhere
     #[arg(long, value_name = "NAME", default_value = "auto",
           value_parser = PossibleValuesParser::new(
               std::iter::once("auto").chain(PRESETS.iter().copied())))]
     precision: String,
-    /// Sequences of a step
+    /// Sequences per step
     #[arg(long, value_name = "SEQUENCES", default_value_t = 8)]
     batch_size: usize,
-    /// Tokens of a sequence
+    /// Tokens per sequence
     #[arg(long, value_name = "TOKENS", default_value_t = 2048)]
     seq_len: usize,
-    /// Rounds in which each kernel is timed once, 10 ms or one call each time
+    /// Rounds; each times every kernel once, for 10 ms or one call
     #[arg(long, value_name = "COUNT", default_value_t = 20)]
     rounds: usize,
-    /// `cuda[:N]`
+    /// GPU to measure: `cuda[:N]`
     #[arg(long, default_value_t = Device::Cuda(0))]
     device: Device,
-    /// Measure shapes again that the table has
+    /// Also measure shapes that the table already has
     #[arg(long)]
     again: bool,
-    /// The table [default: target/tuned/ and the GPU's name]
+    /// Table file to read and write [default: target/tuned/, named by the GPU]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Print what was found as JSON
+    /// Print the results as JSON
     #[arg(long)]
     json: bool,
 }

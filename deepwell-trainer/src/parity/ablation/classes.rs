@@ -11,11 +11,11 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum AblateBy {
-    /// The three GEMMs of a linear layer: fprop, dgrad, wgrad.
+    /// GEMMs of linear layers: fprop, dgrad, wgrad.
     Gemm,
-    /// The two operands of each of them.
+    /// Operands of these GEMMs: two for each of fprop, dgrad, wgrad.
     Operand,
-    /// The linear tensors of a layer, each over all layers: q, k, v, o, gate, up, down.
+    /// Linear tensors by kind, over all layers: q, k, v, o, gate, up, down.
     Tensor,
 }
 
