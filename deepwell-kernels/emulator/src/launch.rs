@@ -230,7 +230,7 @@ impl Emulator {
     /// Returns bytes of device memory.
     ///
     /// # Errors
-    /// Bytes that do not lie in one allocation.
+    /// Bytes outside of a single allocation.
     pub fn read(&self, address: u64, bytes: usize) -> Result<&[u8], EmulatorError> {
         self.global.slice(address, bytes).map_err(EmulatorError::Host)
     }
@@ -238,7 +238,7 @@ impl Emulator {
     /// Returns bytes of device memory for writing in place.
     ///
     /// # Errors
-    /// Bytes that do not lie in one allocation.
+    /// Bytes outside of a single allocation.
     pub fn bytes_mut(&mut self, address: u64, bytes: usize) -> Result<&mut [u8], EmulatorError> {
         self.global.slice_mut(address, bytes).map_err(EmulatorError::Host)
     }

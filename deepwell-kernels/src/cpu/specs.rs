@@ -139,8 +139,8 @@ const BYTES_PER_QUANTIZING_WORKER: usize = 192 * 1024;
 const BYTES_PER_CALL: usize = 3 * 1024;
 
 /// Additional bytes per call of a program that quantizes: the program with its GEMMs in BF16, to
-/// which guards fall back. In runs without memory left free by earlier work, three models held from
-/// 7 to 12 KiB per call more in MXFP8 than in BF16.
+/// which guards fall back. Three small MXFP8 runs held from 8 to 13 kB per call beyond the arena
+/// and the constants above, where earlier work had left no free memory behind.
 const BYTES_PER_FALLBACK_CALL: usize = 8 * 1024;
 
 impl KernelCatalog for CpuCatalog {

@@ -273,7 +273,7 @@ impl State {
         bundle.tensor.join(&self.tensor_pending);
     }
 
-    /// Drops the releases of fences: the bundle of a barrier that these lanes passed contains them.
+    /// Drops the releases of fences, which the bundle of the passed barrier already contains.
     pub(super) fn forget_released(&mut self) {
         self.released = Default::default();
     }

@@ -31,8 +31,8 @@ pub(crate) struct Proof {
 pub(crate) struct Proofs(BTreeMap<String, Proof>);
 
 impl Proofs {
-    /// The table of a file. One that is not there, or that another emulator or somebody's hand
-    /// wrote, is empty.
+    /// Reads the table of a file. A missing file, and a table written by another emulator or by
+    /// hand, give an empty table.
     pub(crate) fn read(path: &Path) -> Result<Proofs> {
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
