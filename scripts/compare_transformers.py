@@ -1,13 +1,13 @@
 """Trains small random models in PyTorch and in Deepwell and compares, step by step; then exports them.
 
     python3 -m venv venv && venv/bin/pip install torch transformers safetensors
-    cargo build --release -p deepwell-trainer
+    cargo build --release -p deepwell-cli
     venv/bin/python scripts/compare_transformers.py target/release/deepwell
 
 Each model is saved as a Hugging Face folder, or exported with torch.export as a .pt2 archive, and
 trained for 20 steps in float32 by `deepwell train` and by PyTorch's AdamW on the same batches: the
 order of windows is worked out here again from the description in
-deepwell-trainer/src/data/loader.rs. Compared are the losses of all steps, the held-out loss, the
+deepwell-trainer/data/src/loader.rs. Compared are the losses of all steps, the held-out loss, the
 weights that `deepwell export hf` writes, and what transformers computes with them once
 `from_pretrained` has loaded the folder with nothing missing and nothing unexpected. The tokenizer
 of a run on bytes must give AutoTokenizer the same tokens.
@@ -43,7 +43,7 @@ RATE, WARMUP, FINAL, DECAY = 1e-3, 4, 0.1, 0.1
 MASK = (1 << 64) - 1
 
 
-# --- The batches of deepwell-trainer/src/data/loader.rs ---------------------------------------
+# --- The batches of deepwell-trainer/data/src/loader.rs ---------------------------------------
 
 
 def mix(value):

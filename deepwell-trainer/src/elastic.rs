@@ -10,13 +10,16 @@ use deepwell_probe::Hardware;
 
 use crate::{CompileOptions, Settings, TrainError, World};
 
-/// Whether the degrees of the settings match their ranks and divide the sequences of a step.
-pub(crate) fn fits(settings: &Settings) -> bool {
-    let parallel = settings.parallel();
-    let is_whole = parallel.world_size() == settings.ranks;
-    is_whole
-        && parallel.check().is_ok()
-        && settings.batch_size.is_multiple_of(parallel.batch_ranks())
+impl Settings {
+    /// Whether the degrees match the ranks and divide the sequences of a step. A resumed run whose
+    /// degrees do not, chooses others.
+    pub fn degrees_fit_ranks(&self) -> bool {
+        let parallel = self.parallel();
+        let is_whole = parallel.world_size() == self.ranks;
+        is_whole
+            && parallel.check().is_ok()
+            && self.batch_size.is_multiple_of(parallel.batch_ranks())
+    }
 }
 
 /// Returns the largest divisor of a micro-batch of `given` sequences that the ranks of the settings
@@ -62,7 +65,7 @@ pub(crate) fn candidates(settings: &Settings) -> Vec<Settings> {
                     pp_layers: None,
                     ..settings.clone()
                 };
-                if fits(&other) {
+                if other.degrees_fit_ranks() {
                     candidates.push(other);
                     break;
                 }
@@ -132,7 +135,10 @@ mod tests {
             let options: Vec<String> =
                 candidates(&settings).iter().map(|it| it.parallel().to_string()).collect();
             assert_eq!(options, expected, "{ranks} ranks, {batch_size} sequences");
-            assert_eq!(fits(&settings), ranks % tensor == 0 && batch_size % (ranks / tensor) == 0);
+            assert_eq!(
+                settings.degrees_fit_ranks(),
+                ranks % tensor == 0 && batch_size % (ranks / tensor) == 0
+            );
         };
         check(1, 4, 2, &["data 1"]);
         check(2, 4, 2, &["data 2", "data 1, pipeline 2", "data 1, tensor 2"]);

@@ -39,22 +39,18 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod atomic_write;
-pub mod audit;
 mod auto_precision;
 pub mod baselines;
-pub mod bench;
 pub mod checkpoint;
 pub mod clock;
-pub mod commands;
 pub mod console;
-pub mod data;
-mod degrees;
 mod device;
 mod documents;
 mod elastic;
 mod engine;
 mod error;
 mod exit_status;
+mod expert_charts;
 mod expert_rows;
 pub mod export;
 pub mod fingerprint;
@@ -65,13 +61,10 @@ pub mod init;
 mod learning_rate;
 pub mod lock;
 pub mod memory_sampler;
-pub mod metrics;
 pub mod parity;
 pub mod plan_file;
 pub mod profile;
-pub mod quantize_file;
 mod rank_times;
-pub mod report;
 mod routers;
 pub mod run;
 mod run_folder;
@@ -89,7 +82,12 @@ pub mod weights;
 mod world;
 
 pub use auto_precision::{AutoPrecision, auto_policy};
+pub use deepwell_audit as audit;
+pub use deepwell_data as data;
+pub use deepwell_metrics as metrics;
 pub use deepwell_plan::Parallel;
+pub use deepwell_quantize_file as quantize_file;
+pub use deepwell_report as report;
 pub use device::{Catalog, Device, Devices, OpenDevice};
 pub use documents::Documents;
 pub use engine::{
@@ -105,9 +103,9 @@ pub use rank_times::RankTime;
 pub use routers::with_routers;
 pub use run_folder::{RunChange, RunFolder, RunIdentity, RunRecord, Start};
 pub use run_report::RankCoordinates;
-pub use settings::Settings;
+pub use settings::{PARITY_EVAL_TOKENS, PARITY_INTERIM_PART, Settings};
 pub use source::{
     BYTES, ChosenTokenizer, ModelSource, SpecialTokens, StoredParameter, open_tokenizer,
 };
 pub use trainer::{ExpertRecord, FitReport, Progress, Record, Trainer};
-pub use world::{Launched, Peers, World};
+pub use world::{Launched, Member, Peers, World, library_version, supervise};

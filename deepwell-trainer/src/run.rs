@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use crate::atomic_write::write_atomically;
 use crate::checkpoint;
 use crate::data::{DataOptions, Dataset, DatasetSummary, TokenCache};
-use crate::elastic;
 use crate::export::{self, ModelFiles, TokensOf};
 use crate::fingerprint::{Fingerprint, HashedWeights, Sources, WeightsHash};
 use crate::fit::{Batches, Fit};
@@ -191,7 +190,7 @@ pub fn run(
 ///
 /// # Errors
 /// The run fails, here or on another rank.
-pub(crate) fn run_as(
+pub fn run_as(
     member: Option<&Arc<Member>>,
     settings: &Settings,
     options: RunOptions,
@@ -199,7 +198,7 @@ pub(crate) fn run_as(
     progress: &mut dyn Progress,
 ) -> Result<RunSummary, TrainError> {
     let goes_on = matches!(options.start, Start::Resume | Start::ResumeChanged);
-    let has_other_ranks = goes_on && settings.plan.is_none() && !elastic::fits(settings);
+    let has_other_ranks = goes_on && settings.plan.is_none() && !settings.degrees_fit_ranks();
     match has_other_ranks {
         true => settings.check_values()?,
         false => settings.check()?,

@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use crate::atomic_write::write_atomically;
 use crate::data::grouped;
+use crate::expert_charts::expert_charts;
 use crate::rank_times::straggler;
 use crate::report::{
-    Bar, BarTable, Block, KeyValueTable, LineChart, Section, Series, Table, expert_charts,
-    html_page,
+    Bar, BarTable, Block, KeyValueTable, LineChart, Section, Series, Table, html_page,
 };
 use crate::run::{DataFacts, RunSummary};
 use crate::{ExpertRecord, ExpertRows, Record, Settings, TrainError, Trainer};

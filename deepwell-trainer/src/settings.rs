@@ -24,11 +24,11 @@ const EVAL_TOKENS: u64 = 131_072;
 /// A comparison needs an error from the choice of tokens below 0.05 % of the loss. On an H200
 /// parity-3m had up to 0.096 % with 131,072 tokens; the error falls with the root of the number of
 /// tokens, and 483,000 would be just enough.
-pub(crate) const PARITY_EVAL_TOKENS: u64 = 655_360;
+pub const PARITY_EVAL_TOKENS: u64 = 655_360;
 
 /// Earlier evaluations of a comparison read one in this number of tokens, so that on a CPU all
 /// evaluations together take no longer than training.
-pub(crate) const PARITY_INTERIM_PART: u64 = 20;
+pub const PARITY_INTERIM_PART: u64 = 20;
 
 /// Settings of a run. Each has a default; a run file lists the differences.
 ///
@@ -362,7 +362,7 @@ impl Settings {
     ///
     /// # Errors
     /// As [`Settings::check`].
-    pub(crate) fn check_values(&self) -> Result<(), TrainError> {
+    pub fn check_values(&self) -> Result<(), TrainError> {
         settings_check::check_values(self)
     }
 

@@ -27,9 +27,9 @@ use deepwell_probe::Hardware;
 
 use self::joined::Joined;
 pub use self::launched::Launched;
-pub(crate) use self::member::{Member, library_version};
+pub use self::member::{Member, library_version};
 pub use self::peers::Peers;
-pub(crate) use self::supervise::supervise;
+pub use self::supervise::supervise;
 use crate::engine::{Compiled, load, planned};
 use crate::{Catalog, CompileOptions, Device, Engine, TrainError};
 

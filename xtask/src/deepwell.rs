@@ -34,15 +34,15 @@ pub(crate) fn build(shell: &Shell, root: &Path) -> Result<PathBuf> {
     // Cargo's messages name the binary: the user may have set another target directory.
     let messages = cmd!(
         shell,
-        "{cargo} build --release --package deepwell-trainer --bin deepwell
+        "{cargo} build --release --package deepwell-cli --bin deepwell
          --message-format json-render-diagnostics"
     )
     .env("DEEPWELL_COMMIT", commit(shell))
     .quiet()
     .read()
     .context("`deepwell` does not build; cargo's message is above")?;
-    let executable =
-        cargo_messages::executable(&messages, &root.join("deepwell-trainer"), "bin", "deepwell");
+    let folder = root.join("deepwell-trainer/cli");
+    let executable = cargo_messages::executable(&messages, &folder, "bin", "deepwell");
     executable.context("cargo built `deepwell` and did not say where")
 }
 

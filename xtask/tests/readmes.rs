@@ -8,7 +8,7 @@ use std::process::Command;
 use serde_json::Value;
 
 /// READMEs, and the crate that each is about.
-const READMES: [(&str, &str); 9] = [
+const READMES: [(&str, &str); 13] = [
     ("README.md", "deepwell_trainer"),
     ("deepwell-precision/README.md", "deepwell_precision"),
     ("deepwell-probe/README.md", "deepwell_probe"),
@@ -18,6 +18,10 @@ const READMES: [(&str, &str); 9] = [
     ("deepwell-kernels/README.md", "deepwell_kernels"),
     ("deepwell-ckpt/README.md", "deepwell_ckpt"),
     ("deepwell-trainer/README.md", "deepwell_trainer"),
+    ("deepwell-trainer/data/README.md", "deepwell_data"),
+    ("deepwell-trainer/metrics/README.md", "deepwell_metrics"),
+    ("deepwell-trainer/quantize-file/README.md", "deepwell_quantize_file"),
+    ("deepwell-trainer/report/README.md", "deepwell_report"),
 ];
 
 fn root() -> PathBuf {

@@ -10,7 +10,7 @@
 pub mod ablation;
 mod folder;
 mod page;
-pub(crate) mod reference;
+pub mod reference;
 mod routing;
 mod runs;
 mod statistics;

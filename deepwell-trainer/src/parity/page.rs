@@ -7,9 +7,10 @@ use super::verdict::{confidence, gaps, in_percent, title};
 use super::{
     Curve, FinishedRun, LayerAgreement, ParityOptions, ParityReport, RunKind, SeedRuns, Verdict,
 };
+use crate::expert_charts::expert_charts;
 use crate::report::{
     Block, KeyValueTable, LineChart, Marker, Outcome, ReferenceLine, Scale, Section, Series,
-    Stroke, Table, expert_charts, html_page,
+    Stroke, Table, html_page,
 };
 
 fn points(curve: &Curve) -> Vec<(f64, f64)> {

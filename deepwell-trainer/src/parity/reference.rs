@@ -9,10 +9,10 @@ use super::statistics::KnownDeviation;
 use crate::Settings;
 
 /// The model: normalized queries and keys make BF16's best learning rate a stable one.
-pub(crate) const MODEL: &str = "qwen3-600k";
+pub const MODEL: &str = "qwen3-600k";
 
 /// Sequences per step. Batches of 4 have spikes of the loss.
-pub(crate) const BATCH_SIZE: usize = 16;
+pub const BATCH_SIZE: usize = 16;
 
 /// Steps of the runs with known deviation.
 const STEPS: u64 = 1000;
@@ -33,7 +33,7 @@ fn warmup_steps(steps: u64) -> u64 {
 }
 
 /// Sets the reference's values if the model is the reference model and the user gave none.
-pub(crate) fn complete(settings: &mut Settings) {
+pub fn complete(settings: &mut Settings) {
     if settings.model == MODEL {
         settings.learning_rate.get_or_insert(LEARNING_RATE);
         settings.warmup_steps.get_or_insert(warmup_steps(settings.steps));

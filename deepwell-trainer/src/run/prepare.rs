@@ -66,7 +66,7 @@ impl Prepared {
             ..CompileOptions::new(policy.clone(), settings.seq_len, settings.batch_size)
         };
         let follows_ranks = goes_on && settings.plan.is_none();
-        if follows_ranks && !elastic::fits(&settings) {
+        if follows_ranks && !settings.degrees_fit_ranks() {
             // All ranks choose the same, whatever memory each has for larger micro-batches.
             let small = |settings: &Settings| {
                 let settings = Settings { micro_batch: None, ..settings.clone() };

@@ -19,7 +19,7 @@ const READY: Duration = Duration::from_secs(24 * 3600);
 ///
 /// Rank 0 sends the id for connecting the library once the folder is claimed and the data are read.
 /// The other ranks wait for the id, so that no work is done twice.
-pub(crate) struct Member {
+pub struct Member {
     launched: Launched,
     heartbeat: Heartbeat,
     /// Timeout for waiting on another rank.
@@ -37,7 +37,7 @@ impl Member {
     ///
     /// # Errors
     /// No library connects such devices; or rank 0 cannot be reached.
-    pub(crate) fn find(
+    pub fn find(
         launched: Launched,
         device: Device,
         exchange: Duration,
@@ -66,7 +66,7 @@ impl Member {
     }
 
     /// Whether this is the rank that prints for all.
-    pub(crate) fn is_first(&self) -> bool {
+    pub fn is_first(&self) -> bool {
         self.launched.is_first()
     }
 
@@ -100,7 +100,7 @@ impl Member {
     ///
     /// # Errors
     /// With MPI, a rank has failed or does not end.
-    pub(crate) fn finish(&self) -> Result<(), TrainError> {
+    pub fn finish(&self) -> Result<(), TrainError> {
         #[cfg(feature = "mpi")]
         if let Some(monitor) = self.mpi.get() {
             self.told(monitor.finish(self.exchange).map_err(TrainError::from))?;
@@ -110,7 +110,7 @@ impl Member {
     }
 
     /// Informs the other ranks of an error. The error of the rank that failed first counts.
-    pub(crate) fn told<T>(&self, result: Result<T, TrainError>) -> Result<T, TrainError> {
+    pub fn told<T>(&self, result: Result<T, TrainError>) -> Result<T, TrainError> {
         let error = match result {
             Ok(done) => return Ok(done),
             Err(told @ TrainError::Rank { .. }) => return Err(told),
@@ -131,14 +131,14 @@ impl Member {
     }
 
     /// Whether another process prints why the ranks have failed.
-    pub(crate) fn is_reported_by_first(&self) -> bool {
+    pub fn is_reported_by_first(&self) -> bool {
         !self.is_first() && self.heartbeat.is_told()
     }
 }
 
 /// Version of the library that connects such devices. Checked before any long work, because nothing
 /// works without it.
-pub(crate) fn library_version(device: Device) -> Result<String, TrainError> {
+pub fn library_version(device: Device) -> Result<String, TrainError> {
     match device {
         Device::Cuda(_) => nccl_version(),
         Device::Cpu | Device::Emulated(_) => mpi_version(device),

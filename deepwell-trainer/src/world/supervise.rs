@@ -39,7 +39,7 @@ impl Drop for Rank {
 ///
 /// # Errors
 /// GPUs or a library are missing; a process cannot be started, or ended without an explanation.
-pub(crate) fn supervise(
+pub fn supervise(
     settings: &Settings,
     more: &[&str],
     stop: &AtomicBool,

@@ -38,8 +38,12 @@ const RUN_SCRIPT: &str = include_str!("run.sh");
 /// Marks a folder as a bundle, which may be replaced.
 const MARK: &str = "bundle.json";
 
-/// Packages with an integration test `cuda` for GPUs; a package without this test is skipped.
-const TESTED: [&str; 2] = ["deepwell-kernels", "deepwell-trainer"];
+/// Packages with an integration test `cuda` for GPUs, each with its folder.
+const TESTED: [(&str, &str); 3] = [
+    ("deepwell-kernels", "deepwell-kernels"),
+    ("deepwell-trainer", "deepwell-trainer"),
+    ("deepwell-cli", "deepwell-trainer/cli"),
+];
 
 pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<ExitCode> {
     if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
@@ -195,19 +199,13 @@ fn build_tests(shell: &Shell, root: &Path) -> Result<Vec<(&'static str, PathBuf)
     let cargo = cargo();
     let mut packages = Vec::new();
     let mut arguments = Vec::new();
-    for package in TESTED {
-        let folder = root.join(package);
-        if !folder.join("tests/cuda.rs").is_file() && !folder.join("tests/cuda/main.rs").is_file() {
-            continue;
-        }
+    for (package, folder) in TESTED {
+        let folder = root.join(folder);
         arguments.extend(["--package".to_string(), package.to_string()]);
         if has_cuda_feature(&read(&folder.join("Cargo.toml"))?) {
             arguments.extend(["--features".to_string(), format!("{package}/cuda")]);
         }
         packages.push((package, folder));
-    }
-    if packages.is_empty() {
-        bail!("no integration test `cuda` in {}", TESTED.join(" or "));
     }
     let messages = cmd!(
         shell,

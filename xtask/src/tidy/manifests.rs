@@ -8,18 +8,25 @@ use super::Violation;
 use crate::source::{Package, packages, read};
 
 /// The layers of crates: a crate depends on crates of lower layers only.
-const LAYERS: [(&str, usize); 11] = [
+const LAYERS: [(&str, usize); 18] = [
     ("deepwell-precision", 1),
     ("deepwell-emulator", 1),
     ("deepwell-trials", 1),
-    ("deepwell-probe", 2),
+    ("deepwell-probe", 1),
+    ("deepwell-metrics", 1),
+    ("deepwell-report", 1),
     ("deepwell-ir", 2),
     ("deepwell-moe", 3),
+    ("deepwell-ckpt", 3),
+    ("deepwell-data", 3),
     ("deepwell-plan", 4),
     ("deepwell-kernels", 4),
+    ("deepwell-quantize-file", 4),
     ("deepwell-capi", 5),
-    ("deepwell-ckpt", 5),
+    ("deepwell-audit", 5),
     ("deepwell-trainer", 6),
+    ("deepwell-bench", 7),
+    ("deepwell-cli", 8),
 ];
 
 /// External crates reserved to a single crate, with an alternative for the rest.

@@ -20,11 +20,11 @@ const CRATES: [&str; 7] = [
     "deepwell-plan/src/",
     "deepwell-kernels/src/",
     "deepwell-ckpt/src/",
-    "deepwell-trainer/src/",
+    "deepwell-trainer/",
 ];
 
 /// Folders and files of these crates that may parse names, and the origin of these names.
-const READERS: [(&str, &str); 16] = [
+const READERS: [(&str, &str); 15] = [
     ("deepwell-ir/src/capture/", "models of others"),
     ("deepwell-precision/src/policy/", "presets and globs, which users write"),
     ("deepwell-ckpt/src/hf/", "tensors and files of Hugging Face"),
@@ -32,14 +32,13 @@ const READERS: [(&str, &str); 16] = [
     ("deepwell-ckpt/src/manifest.rs", "files of a checkpoint that may be damaged"),
     ("deepwell-plan/src/model_shape/config.rs", "models that users ask for"),
     ("deepwell-plan/src/search/rank_map.rs", "columns of a table"),
-    ("deepwell-trainer/src/bench/machine.rs", "GPUs"),
-    ("deepwell-trainer/src/bench/section.rs", "kernels, by words that users write"),
-    ("deepwell-trainer/src/bin/deepwell/hardware.rs", "clusters that users write"),
-    ("deepwell-trainer/src/data/", "files of texts"),
+    ("deepwell-trainer/bench/src/machine.rs", "GPUs"),
+    ("deepwell-trainer/bench/src/section.rs", "kernels, by words that users write"),
+    ("deepwell-trainer/cli/src/hardware.rs", "clusters that users write"),
+    ("deepwell-trainer/data/src/", "files of texts"),
     ("deepwell-trainer/src/export/", "folders of runs, and what Hugging Face wants"),
     ("deepwell-trainer/src/parity/folder.rs", "folders of runs"),
-    ("deepwell-trainer/src/quantize_file/", "tensors of other people's files"),
-    ("deepwell-trainer/src/report/check.rs", "elements of HTML"),
+    ("deepwell-trainer/quantize-file/src/", "tensors of other people's files"),
     ("deepwell-trainer/src/world/supervise.rs", "variables of the environment"),
 ];
 
