@@ -39,14 +39,12 @@ mod backend;
 mod comm;
 pub mod cpu;
 pub mod cuda;
-mod epilogue;
 mod error;
 mod executor;
 pub mod ops;
-mod predict;
-mod selection;
+mod registry;
+mod runtime;
 mod single_call;
-mod targets;
 
 pub use backend::{
     Backend, CallTime, HostBuffer, Issue, PreparedCall, READBACKS, Readback, ReadbackTime,
@@ -56,9 +54,9 @@ pub use comm::{Comm, CommError, Exchange, InProcess, Monitor};
 #[cfg(feature = "mpi")]
 pub use comm::{MpiComm, MpiLimits, MpiMonitor, mpi_version};
 pub use cpu::{CpuBackend, CpuCatalog, cpu_target};
-pub use epilogue::{EpilogueSet, no_epilogue};
 pub use error::KernelError;
 pub use executor::{CallAction, Executor, LoadedProgram, Observer};
 pub use ops::quantize::cpu::decode_statistics;
-pub use predict::Predict;
+pub use runtime::epilogue::{EpilogueSet, no_epilogue};
+pub use runtime::predict::Predict;
 pub use single_call::SingleCall;

@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use deepwell_ir::{ByteRange, Call, Instance, Program};
 
-use super::arena::Arena;
-use super::calls::{self, CpuCall, SharedComm};
 use crate::backend::{
     Backend, CallTime, HostBuffer, Issue, PreparedCall, READBACKS, Readback, Recording,
 };
+use crate::registry::cpu::kernels;
+use crate::runtime::cpu::arena::Arena;
+use crate::runtime::cpu::operands::{CpuCall, SharedComm, prepare};
 use crate::{Comm, KernelError};
 
 /// Calls in order, and the copies that run after all calls.
@@ -82,7 +83,7 @@ impl Backend for CpuBackend {
         call: &Call,
         instance: Instance,
     ) -> Result<PreparedCall, KernelError> {
-        self.calls.push(calls::prepare(program, call, instance, self.comm.as_ref())?);
+        self.calls.push(prepare(program, call, instance, self.comm.as_ref(), kernels())?);
         Ok(PreparedCall(self.calls.len() - 1))
     }
 

@@ -18,20 +18,21 @@ use std::collections::HashMap;
 
 use deepwell_ir::{ByteRange, Call, Instance, Program, StreamId};
 
-use super::blas::Blas;
-use super::catalog::cuda_kernels;
-use super::comm::DeviceComm;
-use super::driver::{
-    CapturedGraph, DevicePtr, Driver, DriverError, Event, Module, Priority, Stream,
-};
-use super::images::KernelImages;
-use super::pinned::PinnedBuffer;
-use super::prepare::{CallView, Constants, Device, DeviceTensor, Step};
 use crate::KernelError;
 use crate::backend::{
     Backend, CallTime, HostBuffer, Issue, PreparedCall, READBACKS, Readback, ReadbackTime,
     Recording,
 };
+use crate::registry::cuda::cuda_kernels;
+use crate::runtime::cuda::blas::Blas;
+use crate::runtime::cuda::comm::DeviceComm;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{
+    CapturedGraph, DevicePtr, Driver, DriverError, Event, Module, Priority, Stream,
+};
+use crate::runtime::cuda::images::KernelImages;
+use crate::runtime::cuda::pinned::PinnedBuffer;
+use crate::runtime::cuda::prepare::{CallView, Constants, Device, Step};
 
 /// Number of input slots.
 const INPUTS: usize = 2;

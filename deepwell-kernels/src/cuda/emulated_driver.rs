@@ -25,13 +25,13 @@ pub use self::record::{EmulatedLaunch, EmulatedLaunches, LOG_VARIABLE, LaunchOut
 use self::chip::Chip;
 use self::launch_files::Recorder;
 use self::record::Records;
-use super::driver::{
+use super::host_driver::{HostBlas, HostDriver, Machine, State, lock, no_such};
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{
     DeviceProperties, DevicePtr, DriverError, DriverResult, Function, Launch, Module, TensorMap,
     TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
-use super::host_driver::{HostBlas, HostDriver, Machine, State, lock, no_such};
-use super::prepare::DeviceTensor;
-use super::spec::Architecture;
 
 /// Device memory reported by an emulated device: enough for kernel tests and small models, and
 /// allocated on the host.

@@ -8,12 +8,12 @@ mod tests;
 use std::sync::{Arc, Mutex};
 
 use self::memory::Memory;
-use super::blas::{Blas, Matmul, MatmulPlan};
-use super::driver::{
+use super::host_driver::{HostDriver, Machine, State, Work, lock, no_such};
+use crate::runtime::cuda::blas::{Blas, Matmul, MatmulPlan};
+use crate::runtime::cuda::driver::{
     DeviceProperties, DevicePtr, DriverResult, Function, Launch, Module, Stream, TensorMap,
     TensorMapSpec,
 };
-use super::host_driver::{HostDriver, Machine, State, Work, lock, no_such};
 
 /// Maximum threads per SM.
 const THREADS_PER_SM: u32 = 2048;

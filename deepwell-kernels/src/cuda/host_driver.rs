@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use self::pinned::HostPinned;
-use super::driver::{
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{
     CapturedGraph, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,
     Launch, Module, Priority, Stream, TensorMap, TensorMapSpec,
 };
-use super::pinned::PinnedBuffer;
-use super::prepare::DeviceTensor;
+use crate::runtime::cuda::pinned::PinnedBuffer;
 
 pub use self::counts::{Counts, FakeCounts, FakeNode};
 pub use self::exchange::HostComm;

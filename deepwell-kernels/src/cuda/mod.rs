@@ -5,39 +5,38 @@
 //! streams of a [`Driver`].
 
 mod backend;
-pub(crate) mod blas;
-pub(crate) mod catalog;
-pub(crate) mod comm;
 #[cfg(feature = "cuda")]
 mod cudarc_driver;
-pub(crate) mod driver;
 #[cfg(feature = "emulated")]
 mod emulated_driver;
 mod fake_driver;
 mod host_driver;
-mod images;
-pub(crate) mod launch;
-mod pinned;
-pub(crate) mod prepare;
-pub(crate) mod spec;
-pub mod tuned;
 
 #[cfg(feature = "emulated")]
 pub use deepwell_emulator as emulator;
 
+pub use crate::registry::cuda::{CudaCatalog, cuda_kernels};
+pub use crate::registry::tuned;
+pub use crate::runtime::cuda::architecture::{Architecture, COLLECTIVES, CUBLASLT, cuda_target};
+pub use crate::runtime::cuda::blas::{Blas, BlockScales, Matmul, MatmulPlan, Matrix};
+pub use crate::runtime::cuda::comm::{DeviceComm, DeviceExchange, ExchangePlan};
+pub use crate::runtime::cuda::device_tensor::DeviceTensor;
+pub use crate::runtime::cuda::driver::{
+    Argument, CapturedGraph, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event,
+    Function, Launch, Module, Priority, Stream, TensorMap, TensorMapElement, TensorMapSpec,
+    TensorMapSwizzle,
+};
+pub use crate::runtime::cuda::images::{KERNELS_DIR_VARIABLE, KernelImages};
+pub use crate::runtime::cuda::pinned::PinnedBuffer;
+pub use crate::runtime::cuda::prepare::{CallView, Constants, Device, RESERVED_BYTES, Step};
+pub use crate::runtime::cuda::spec::{
+    CudaKernelSpec, Prepare, SelectTile, TileSelection, no_workspace, takes_all,
+};
 pub use backend::CudaBackend;
-pub use blas::{Blas, BlockScales, Matmul, MatmulPlan, Matrix};
-pub use catalog::{COLLECTIVES, CUBLASLT, CudaCatalog, cuda_kernels, cuda_target};
-pub use comm::{DeviceComm, DeviceExchange, ExchangePlan};
 #[cfg(feature = "cuda")]
 pub use cudarc_driver::{
     AllReduce, CublasLt, CudarcDriver, DeviceGroup, NCCL_VARIABLE, NcclDevice, NcclHost, NcclId,
     NcclLimits, NcclMonitor, NcclRank, PeerCopy, nccl_version,
-};
-pub use driver::{
-    Argument, CapturedGraph, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event,
-    Function, Launch, Module, Priority, Stream, TensorMap, TensorMapElement, TensorMapSpec,
-    TensorMapSwizzle,
 };
 #[cfg(feature = "emulated")]
 pub use emulated_driver::{
@@ -47,9 +46,3 @@ pub use emulated_driver::{
 };
 pub use fake_driver::{FakeBlas, FakeDriver, FakeMachine};
 pub use host_driver::{Counts, FakeCounts, FakeNode, HostBlas, HostComm, HostDriver, Machine};
-pub use images::{KERNELS_DIR_VARIABLE, KernelImages};
-pub use pinned::PinnedBuffer;
-pub use prepare::{CallView, Constants, Device, DeviceTensor, RESERVED_BYTES, Step};
-pub use spec::{
-    Architecture, CudaKernelSpec, Prepare, SelectTile, TileSelection, no_workspace, takes_all,
-};

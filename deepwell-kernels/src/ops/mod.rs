@@ -49,8 +49,8 @@ pub mod stochastic_round;
 pub mod swiglu;
 pub mod vocab_parallel;
 
-use crate::cpu::CpuKernel;
-use crate::cuda::CudaKernelSpec;
+use crate::runtime::cpu::CpuKernel;
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Kernels that an op's folder registers.
 pub(crate) struct OpKernels {

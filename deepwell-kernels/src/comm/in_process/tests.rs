@@ -9,8 +9,8 @@ use deepwell_ir::{DType, ProcessGroup, Shape};
 use half::bf16;
 
 use super::*;
-use crate::cpu::test_support::Random;
 use crate::ops::collective::oracle;
+use crate::runtime::cpu::test_support::Random;
 
 /// Longer than any test runs that does not wait in vain.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -9,7 +9,7 @@ use deepwell_ir::{DType, ProcessGroup, Shape};
 
 use super::*;
 use crate::InProcess;
-use crate::cpu::test_support::Random;
+use crate::runtime::cpu::test_support::Random;
 
 /// Longer than any test runs that does not wait in vain.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -7,9 +7,11 @@ use deepwell_ir::{EventId, StreamId};
 use super::{CudaBackend, Prepared};
 use crate::KernelError;
 use crate::backend::{Issue, PreparedCall, Recording};
-use crate::cuda::comm::ExchangePlan;
-use crate::cuda::driver::{CapturedGraph, DevicePtr, DriverError, Event, Priority, Stream};
-use crate::cuda::prepare::Step;
+use crate::runtime::cuda::comm::ExchangePlan;
+use crate::runtime::cuda::driver::{
+    CapturedGraph, DevicePtr, DriverError, Event, Priority, Stream,
+};
+use crate::runtime::cuda::prepare::Step;
 
 impl CudaBackend {
     /// Enqueues the steps of a call; within a capture, several steps of a call become one node.

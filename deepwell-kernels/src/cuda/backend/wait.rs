@@ -1,7 +1,7 @@
 //! Waits of the host for the device, while the device may wait for other ranks.
 
 use super::CudaBackend;
-use crate::cuda::driver::{Driver, DriverError};
+use crate::runtime::cuda::driver::{Driver, DriverError};
 
 impl CudaBackend {
     /// Makes the host wait for the device; with several ranks, up to the timeout of collectives.

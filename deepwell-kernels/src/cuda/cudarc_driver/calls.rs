@@ -8,11 +8,11 @@ use super::context::{is_capturing, no_such};
 use super::error::{about, check};
 use super::launch::{self, Kernel};
 use super::{CudarcDriver, EventSlot, pinned};
-use crate::cuda::driver::{
+use crate::runtime::cuda::driver::{
     CapturedGraph, DeviceProperties, DevicePtr, Driver, DriverError, DriverResult, Event, Function,
     Launch, Module, Priority, Stream, TensorMap, TensorMapSpec,
 };
-use crate::cuda::pinned::PinnedBuffer;
+use crate::runtime::cuda::pinned::PinnedBuffer;
 
 impl Driver for CudarcDriver {
     fn properties(&self) -> &DeviceProperties {

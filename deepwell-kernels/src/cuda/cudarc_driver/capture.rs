@@ -16,7 +16,7 @@ use cudarc::driver::sys;
 use super::captures::CAPTURES;
 use super::context::{Context, StreamSlot, new_stream, slot_of};
 use super::error::check;
-use crate::cuda::driver::{DriverError, DriverResult, Stream};
+use crate::runtime::cuda::driver::{DriverError, DriverResult, Stream};
 
 const MODE: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
 

@@ -22,7 +22,7 @@ use std::thread::{self, ThreadId};
 
 use cudarc::driver::sys;
 
-use crate::cuda::driver::{DriverError, DriverResult};
+use crate::runtime::cuda::driver::{DriverError, DriverResult};
 
 /// The captures of this process.
 pub(super) static CAPTURES: CaptureGate = CaptureGate::new();

@@ -13,7 +13,7 @@ use cudarc::driver::sys;
 
 use super::captures::{CAPTURES, OpenCapture};
 use super::error::check;
-use crate::cuda::driver::{DriverError, DriverResult, Priority, Stream};
+use crate::runtime::cuda::driver::{DriverError, DriverResult, Priority, Stream};
 
 pub(super) struct StreamSlot {
     pub(super) raw: sys::CUstream,

@@ -17,8 +17,8 @@ use cudarc::cublaslt::sys;
 use self::shape::{Shape, ShapeKey};
 use super::CudarcDriver;
 use super::context::{Context, no_such};
-use crate::cuda::blas::{Blas, Matmul, MatmulPlan};
-use crate::cuda::driver::{DriverError, DriverResult, Stream};
+use crate::runtime::cuda::blas::{Blas, Matmul, MatmulPlan};
+use crate::runtime::cuda::driver::{DriverError, DriverResult, Stream};
 
 /// Oldest version with FP8 scales per 128 elements, as `cublasLtGetVersion` writes it.
 const VERSION_MIN: usize = 120_900;

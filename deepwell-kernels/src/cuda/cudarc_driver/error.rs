@@ -5,7 +5,7 @@ use std::ptr;
 
 use cudarc::driver::sys::{self, CUresult};
 
-use crate::cuda::driver::{DriverError, DriverResult};
+use crate::runtime::cuda::driver::{DriverError, DriverResult};
 
 /// Returns `Ok` for success, otherwise an error with the names of call and code and the code's
 /// meaning.

@@ -5,7 +5,7 @@ use cudarc::driver::sys::{self, CUresult};
 use super::CudarcDriver;
 use super::error::check;
 use super::nccl::Communicators;
-use crate::cuda::driver::{DevicePtr, Driver, DriverResult, Event, Priority, Stream};
+use crate::runtime::cuda::driver::{DevicePtr, Driver, DriverResult, Event, Priority, Stream};
 
 /// Untimed runs before the measurement, which establish connections.
 const WARM_UPS: usize = 3;

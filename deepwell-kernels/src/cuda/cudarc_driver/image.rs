@@ -1,7 +1,7 @@
 //! Validates a kernel image before loading: the driver gets only the address of the image, not its
 //! length, so a truncated image would make the driver read out of bounds.
 
-use crate::cuda::driver::{DriverError, DriverResult};
+use crate::runtime::cuda::driver::{DriverError, DriverResult};
 
 const ELF_MAGIC: &[u8] = b"\x7fELF";
 /// Bytes 4 and 5 of the header.

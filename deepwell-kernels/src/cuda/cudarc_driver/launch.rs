@@ -7,7 +7,7 @@ use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
 
 use super::error::{about, check, error};
 use super::image::check_image;
-use crate::cuda::driver::{
+use crate::runtime::cuda::driver::{
     Argument, DriverError, DriverResult, Launch, TensorMap, TensorMapElement, TensorMapSpec,
     TensorMapSwizzle,
 };

@@ -28,7 +28,7 @@ use cudarc::driver::sys;
 use self::capture::LaunchableGraph;
 use self::context::{Context, no_such};
 use self::launch::Kernel;
-use super::driver::{
+use crate::runtime::cuda::driver::{
     CapturedGraph, DeviceProperties, DevicePtr, DriverError, DriverResult, Event, Function, Module,
 };
 

@@ -8,8 +8,8 @@ use std::ffi::{c_char, c_int, c_void};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::error::check;
-use crate::cuda::driver::{DeviceProperties, DriverError, DriverResult};
-use crate::cuda::spec::Architecture;
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::driver::{DeviceProperties, DriverError, DriverResult};
 
 /// The CUDA version of the compiled kernels, as `cuDriverGetVersion` writes it.
 const CUDA_VERSION_MIN: c_int = 13_000;

@@ -8,8 +8,8 @@ use cudarc::driver::sys;
 
 use super::context::Context;
 use super::error::{about, check};
-use crate::cuda::driver::{DriverError, DriverResult};
-use crate::cuda::pinned::PinnedBuffer;
+use crate::runtime::cuda::driver::{DriverError, DriverResult};
+use crate::runtime::cuda::pinned::PinnedBuffer;
 
 /// Owns the memory of a buffer; holds the context, so the memory may outlive the driver.
 struct Allocation {

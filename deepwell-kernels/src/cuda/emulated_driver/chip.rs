@@ -1,6 +1,6 @@
 //! Limits of the chips of an architecture, from NVIDIA's table of compute capabilities.
 
-use crate::cuda::spec::Architecture;
+use crate::runtime::cuda::architecture::Architecture;
 
 /// Limits of a chip.
 pub(super) struct Chip {

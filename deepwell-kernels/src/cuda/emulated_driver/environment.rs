@@ -3,7 +3,7 @@
 use deepwell_emulator::launch::{Completion, Settings};
 use deepwell_emulator::numerics::ResultMode;
 
-use crate::cuda::driver::{DriverError, DriverResult};
+use crate::runtime::cuda::driver::{DriverError, DriverResult};
 
 /// Completion of asynchronous operations: `eager`, `lazy`, `lazy:SEED` or `demand`.
 pub const COMPLETION_VARIABLE: &str = "DEEPWELL_EMULATOR_COMPLETION";

@@ -8,7 +8,7 @@ use deepwell_emulator::launch::{LaunchSpec, Report};
 use super::launch_files::Begun;
 use super::record::EmulatedLaunch;
 use super::{EmulatedMachine, Kernel};
-use crate::cuda::driver::{Argument, DriverError, DriverResult, Launch};
+use crate::runtime::cuda::driver::{Argument, DriverError, DriverResult, Launch};
 
 /// Maximum number of findings that an error lists.
 const FINDINGS_SHOWN: usize = 8;

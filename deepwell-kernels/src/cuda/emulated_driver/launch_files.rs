@@ -14,8 +14,8 @@ use deepwell_emulator::launch_file::{
 };
 use deepwell_ir::DType;
 
-use crate::cuda::driver::{Argument, DriverError, DriverResult, Launch, TensorMap};
-use crate::cuda::prepare::DeviceTensor;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{Argument, DriverError, DriverResult, Launch, TensorMap};
 
 /// Environment variable with a folder for the launch files of an emulated device.
 pub const RECORD_VARIABLE: &str = "DEEPWELL_EMULATOR_RECORD";

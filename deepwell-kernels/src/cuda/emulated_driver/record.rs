@@ -11,8 +11,8 @@ use deepwell_emulator::numerics::ResultMode;
 use serde::Serialize;
 
 use super::launch::findings;
-use crate::cuda::driver::{DriverError, DriverResult, Launch};
-use crate::cuda::spec::Architecture;
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::driver::{DriverError, DriverResult, Launch};
 
 /// Environment variable with a file to which every launch of an emulated device is appended, as a
 /// line of JSON ([`EmulatedLaunch`]).

@@ -4,11 +4,11 @@ use deepwell_emulator::bulk;
 use deepwell_emulator::launch::Settings;
 
 use super::{EmulatedDriver, LaunchOutcome};
-use crate::cuda::driver::{
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::driver::{
     Argument, DevicePtr, Driver, DriverError, Launch, Module, Priority, Stream, TensorMapElement,
     TensorMapSpec, TensorMapSwizzle,
 };
-use crate::cuda::spec::Architecture;
 
 /// Adds `addend` to each of 64 numbers; a parameter of 4 bytes stands before
 /// one of 8, with four bytes between them that belong to none.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::cuda::driver::{DevicePtr, DriverError, DriverResult};
+use crate::runtime::cuda::driver::{DevicePtr, DriverError, DriverResult};
 
 const PAGE_BYTES: usize = 1 << 16;
 /// Alignment of addresses, and size of the unmapped gap after each allocation.

@@ -3,9 +3,9 @@
 use deepwell_ir::DType;
 
 use super::FakeDriver;
-use crate::cuda::blas::{Blas, BlockScales, Matmul, Matrix};
-use crate::cuda::driver::{DevicePtr, Driver, Event, Function, Launch, Priority, Stream};
 use crate::cuda::host_driver::{Counts, FakeNode};
+use crate::runtime::cuda::blas::{Blas, BlockScales, Matmul, Matrix};
+use crate::runtime::cuda::driver::{DevicePtr, Driver, Event, Function, Launch, Priority, Stream};
 
 fn driver_with_stream() -> (FakeDriver, Stream) {
     let mut driver = FakeDriver::h200();

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::machine::Machine;
 use super::state::{State, Work, no_such};
 use crate::Comm;
-use crate::cuda::comm::{DeviceComm, DeviceExchange, ExchangePlan};
-use crate::cuda::driver::{DriverError, DriverResult, Stream};
+use crate::runtime::cuda::comm::{DeviceComm, DeviceExchange, ExchangePlan};
+use crate::runtime::cuda::driver::{DriverError, DriverResult, Stream};
 
 /// The communicator of a rank, shared by the work in its streams.
 pub(super) type SharedComm = Arc<Mutex<Box<dyn Comm>>>;

@@ -8,8 +8,8 @@ use half::bf16;
 
 use super::machine::Machine;
 use super::state::{State, Work, no_such};
-use crate::cuda::blas::{Blas, BlockScales, Matmul, MatmulPlan, Matrix};
-use crate::cuda::driver::{DevicePtr, DriverError, DriverResult, Stream};
+use crate::runtime::cuda::blas::{Blas, BlockScales, Matmul, MatmulPlan, Matrix};
+use crate::runtime::cuda::driver::{DevicePtr, DriverError, DriverResult, Stream};
 
 /// Elements per scale.
 const SCALE_BLOCK: usize = 128;
@@ -175,8 +175,8 @@ fn factors(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::driver::{Driver, Priority};
     use crate::cuda::fake_driver::FakeDriver;
+    use crate::runtime::cuda::driver::{Driver, Priority};
 
     /// `[2, 3]` times `[3, 2]` with every operand stored both ways, in rows with gaps.
     #[test]

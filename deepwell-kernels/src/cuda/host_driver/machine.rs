@@ -1,9 +1,9 @@
 //! The part that differs between drivers over host memory.
 
-use crate::cuda::driver::{
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{
     DevicePtr, DriverResult, Function, Launch, Module, TensorMap, TensorMapSpec,
 };
-use crate::cuda::prepare::DeviceTensor;
 
 /// Device memory and the execution of launches, under the streams of a
 /// [`HostDriver`](super::HostDriver).

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use crate::cuda::driver::{DriverError, DriverResult};
-use crate::cuda::pinned::PinnedBuffer;
+use crate::runtime::cuda::driver::{DriverError, DriverResult};
+use crate::runtime::cuda::pinned::PinnedBuffer;
 
 /// Memory kept alive by its buffer and by the captures that name it.
 pub(in crate::cuda) struct HostPinned {

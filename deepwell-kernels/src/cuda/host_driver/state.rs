@@ -8,9 +8,9 @@ use super::exchange::{SharedComm, exchange};
 use super::host_blas::multiply;
 use super::machine::Machine;
 use super::pinned::HostPinned;
-use crate::cuda::blas::Matmul;
-use crate::cuda::comm::DeviceExchange;
-use crate::cuda::driver::{DevicePtr, DriverError, DriverResult, Launch, Stream};
+use crate::runtime::cuda::blas::Matmul;
+use crate::runtime::cuda::comm::DeviceExchange;
+use crate::runtime::cuda::driver::{DevicePtr, DriverError, DriverResult, Launch, Stream};
 
 /// An operation in a stream. `Matmul` is a GEMM that computes nothing.
 #[derive(Clone)]

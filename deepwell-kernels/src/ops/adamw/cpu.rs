@@ -10,9 +10,9 @@ use deepwell_ir::ops::{AdamW, AdamWCoefficients};
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::arena::{In, Out};
-use crate::cpu::calls::{Operands, Run};
-use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
+use crate::runtime::cpu::arena::{In, Out};
+use crate::runtime::cpu::operands::{Operands, Run};
+use crate::runtime::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 
 /// One parameter tensor with its gradient and moments, all of the same length.
 #[derive(Debug)]
@@ -285,10 +285,10 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::test_support::{
+    use crate::ops::adamw::oracle;
+    use crate::runtime::cpu::test_support::{
         Random, assert_close, assert_close_each, for_thread_counts, to_f64,
     };
-    use crate::ops::adamw::oracle;
 
     #[derive(Clone, Debug, PartialEq)]
     struct State {

@@ -6,12 +6,10 @@ use deepwell_ir::{DType, KernelRequest, Op};
 
 use super::squares::{self, Squares};
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::tensor_list::{TensorList, f32_operand};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, takes_all};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::tensor_list::{TensorList, f32_operand};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::{CudaKernelSpec, takes_all};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
@@ -20,27 +18,14 @@ const COEFFICIENTS_THREADS: u32 = 32;
 /// Elements of a chunk, as in the source.
 const CHUNK_ELEMENTS: usize = 1024;
 
-const SPEC: CudaKernelSpec = CudaKernelSpec {
-    name: "cuda_adamw",
-    ops: &["adamw"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: roofline,
-    workspace_bytes: |_, _| 0,
-    select_tile: None,
-    prepare,
-};
+const SPEC: CudaKernelSpec =
+    CudaKernelSpec::new("cuda_adamw", &["adamw"], prepare).reject(reject).workspace_bytes(|_, _| 0);
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_adamw_coefficients",
-        ops: &["adamw_coefficients"],
-        reject: takes_all,
-        prepare: prepare_coefficients,
-        ..SPEC
-    },
+    SPEC.name("cuda_adamw_coefficients")
+        .ops(&["adamw_coefficients"])
+        .prepare(prepare_coefficients)
+        .reject(takes_all),
     SPEC,
 ];
 

@@ -7,7 +7,7 @@ pub mod oracle;
 mod squares;
 
 use super::OpKernels;
-use crate::cpu::CpuKernel;
+use crate::runtime::cpu::CpuKernel;
 
 pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[

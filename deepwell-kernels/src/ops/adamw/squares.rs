@@ -5,9 +5,9 @@ use deepwell_ir::{DType, OperandType};
 
 use super::cuda::parameter_operands;
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::mx;
-use crate::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::mx;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;

@@ -3,26 +3,14 @@
 use deepwell_ir::{KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::support::{all_bf16, grid_of};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
 use crate::ops::add_positions::cuda::{FORWARD_THREADS, UNITS_PER_THREAD, WIDTH};
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::support::{all_bf16, grid_of};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_add_bias",
-    ops: &["add_bias"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: roofline,
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_add_bias", &["add_bias"], prepare).reject(reject)];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let width = request.operands[1].shape.iter().product::<usize>();

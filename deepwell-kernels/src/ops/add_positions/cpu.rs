@@ -4,9 +4,9 @@ use deepwell_ir::Op;
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements};
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements};
 
 /// Writes `out[t] = x[t] + table[(first + t) mod seq]`, each sum computed in `f32` and rounded to
 /// `E`; `x` and `out` are `[tokens, hidden]`, starting at token `first`; `table` is
@@ -145,8 +145,10 @@ mod tests {
     use std::ops::Range;
 
     use super::*;
-    use crate::cpu::test_support::{Random, assert_close, for_thread_counts, poisoned, to_f64};
     use crate::ops::embedding::oracle;
+    use crate::runtime::cpu::test_support::{
+        Random, assert_close, for_thread_counts, poisoned, to_f64,
+    };
     use half::bf16;
 
     /// Checks the rows `range` of consecutive sequences of `seq` tokens.

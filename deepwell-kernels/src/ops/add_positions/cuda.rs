@@ -3,13 +3,11 @@
 use deepwell_ir::{KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::support::{all_bf16, grid_of};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
 use crate::ops::add_positions::cpu::too_few_positions;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::support::{all_bf16, grid_of};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Threads of a CTA of the forward kernel, as in the source.
 pub(crate) const FORWARD_THREADS: u32 = 256;
@@ -23,30 +21,18 @@ pub(crate) const WIDTH: usize = 8;
 const TABLE_MAX: usize = i32::MAX as usize;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_add_positions",
-        ops: &["add_positions", "add_positions_of_part"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| all_bf16(request, &[0, 1, 2]).or_else(|| reject_table(request, 1)),
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: prepare_forward,
-    },
-    CudaKernelSpec {
-        name: "cuda_add_positions_backward",
-        ops: &["add_positions_backward", "add_positions_of_part_backward"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| all_bf16(request, &[0]).or_else(|| reject_table(request, 1)),
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: prepare_backward,
-    },
+    CudaKernelSpec::new(
+        "cuda_add_positions",
+        &["add_positions", "add_positions_of_part"],
+        prepare_forward,
+    )
+    .reject(|request| all_bf16(request, &[0, 1, 2]).or_else(|| reject_table(request, 1))),
+    CudaKernelSpec::new(
+        "cuda_add_positions_backward",
+        &["add_positions_backward", "add_positions_of_part_backward"],
+        prepare_backward,
+    )
+    .reject(|request| all_bf16(request, &[0]).or_else(|| reject_table(request, 1))),
 ];
 
 fn reject_table(request: &KernelRequest<'_>, table: usize) -> Option<String> {

@@ -55,8 +55,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use deepwell_ir::ops::{AttentionHeads, KeySource};
 
-use crate::cpu::element::Element;
-use crate::cpu::gemm::{self, ALIGNMENT, DataKind, GemmError, Operand, Tier};
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::{self, ALIGNMENT, DataKind, GemmError, Operand, Tier};
 pub use backward::{attention_backward, attention_backward_on, backward_workspace_bytes};
 pub use forward::{attention_forward, attention_forward_on, forward_workspace_bytes};
 pub use merge::merge_attention;

@@ -4,12 +4,13 @@ use deepwell_ir::ops::AttentionHeads;
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::{Rates, roofline};
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::{Rates, roofline};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 128;
@@ -30,18 +31,10 @@ const ROWS_MAX: usize = i32::MAX as usize;
 /// Largest number of elements per token.
 const WIDTH_MAX: usize = 1 << 22;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_attention",
-    ops: &["attention"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict,
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_attention", &["attention"], prepare)
+        .reject(reject)
+        .predict(predict)];
 
 /// Sizes of an attention, from its heads and the shape of lse.
 #[derive(Clone, Copy, Debug)]

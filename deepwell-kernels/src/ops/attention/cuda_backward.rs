@@ -7,12 +7,13 @@ use super::cuda::{
     Sizes, documents_argument, extended_arguments, kernel_of, reject_heads, scale_log2,
 };
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
-use crate::predict::{Rates, roofline};
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::{Rates, roofline};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 128;
@@ -27,18 +28,11 @@ const WORK_BYTES: usize = 48;
 /// Counters: work items taken, rows done, CTAs done.
 const COUNTERS: usize = 3;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_attention_backward",
-    ops: &["attention_backward"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict,
-    workspace_bytes,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_attention_backward", &["attention_backward"], prepare)
+        .reject(reject)
+        .predict(predict)
+        .workspace_bytes(workspace_bytes)];
 
 /// Share of the peak on an H200: 0.21 to 0.26 with sequences of 2048 tokens and more.
 const HOPPER_SHARE: f64 = 0.24;

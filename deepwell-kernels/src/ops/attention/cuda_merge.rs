@@ -3,29 +3,17 @@
 use deepwell_ir::{DType, KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
 /// Elements per thread.
 const WIDTH: usize = 4;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_merge_attention",
-    ops: &["merge_attention"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: roofline,
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_merge_attention", &["merge_attention"], prepare).reject(reject)];
 
 /// Units per row of a head and in total, for o `[T, H·V]`; `None` if rows are no whole units, or
 /// their number exceeds the source's 32-bit counter.

@@ -7,37 +7,23 @@ use deepwell_ir::{KernelRequest, Op};
 use super::cuda::{self, Width, extended_elements, reject_heads};
 use super::cuda_backward;
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_attention_part",
-        ops: &["attention_part"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject,
-        predict: cuda::predict,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare,
-    },
-    CudaKernelSpec {
-        name: "cuda_attention_part_backward",
-        ops: &["attention_part_backward"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: reject_backward,
-        predict: cuda_backward::predict,
-        workspace_bytes: cuda_backward::workspace_bytes,
-        select_tile: None,
-        prepare: prepare_backward,
-    },
+    CudaKernelSpec::new("cuda_attention_part", &["attention_part"], prepare)
+        .reject(reject)
+        .predict(cuda::predict),
+    CudaKernelSpec::new(
+        "cuda_attention_part_backward",
+        &["attention_part_backward"],
+        prepare_backward,
+    )
+    .reject(reject_backward)
+    .predict(cuda_backward::predict)
+    .workspace_bytes(cuda_backward::workspace_bytes),
 ];
 
 /// Tile width for heads, and the suffix of the kernels' names. Extended kernels also support heads

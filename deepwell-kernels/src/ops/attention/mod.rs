@@ -12,7 +12,7 @@ mod sm90_attention_backward;
 mod sm90_attention_backward_ordered;
 
 use super::OpKernels;
-use crate::cpu::CpuKernel;
+use crate::runtime::cpu::CpuKernel;
 
 pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[

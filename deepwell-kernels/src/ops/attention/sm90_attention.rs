@@ -7,12 +7,15 @@ use super::cuda::{
     window_argument,
 };
 use crate::KernelError;
-use crate::cuda::driver::{Argument, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle};
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::Rates;
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{
+    Argument, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
+};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::Rates;
 
 /// Threads of a warpgroup.
 const WARPGROUP: usize = 128;
@@ -27,18 +30,11 @@ const SHARED_BESIDE_TILES: usize = 1024 + 256;
 /// Counters: tiles taken, CTAs done.
 const COUNTERS: usize = 2;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm90_attention",
-    ops: &["attention"],
-    epilogue: no_epilogue,
-    architectures: &[Architecture::Sm90a],
-    library: None,
-    reject,
-    predict,
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_sm90_attention", &["attention"], prepare)
+        .architectures(&[Architecture::Sm90a])
+        .reject(reject)
+        .predict(predict)];
 
 /// Tile sizes of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,8 +188,8 @@ mod tests {
     use deepwell_ir::{DType, KernelCatalog, OperandType};
 
     use super::*;
-    use crate::cuda::driver::DevicePtr;
     use crate::cuda::{CudaCatalog, cuda_target};
+    use crate::runtime::cuda::driver::DevicePtr;
 
     #[test]
     fn tiles_fit_and_names_are_those_of_the_source() {

@@ -8,12 +8,13 @@ use super::cuda::{
 use super::cuda_backward::sink_gradients;
 use super::sm90_attention::head_boxes;
 use crate::KernelError;
-use crate::cuda::driver::{Argument, TensorMapSpec};
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection};
-use crate::epilogue::no_epilogue;
-use crate::predict::Rates;
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{Argument, TensorMapSpec};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::{CudaKernelSpec, TileSelection};
+use crate::runtime::predict::Rates;
 
 /// Threads of a CTA, as in the source.
 pub(super) const THREADS: u32 = 384;
@@ -32,18 +33,13 @@ pub(super) const SHARED_BESIDE_TILES: usize = 1024 + 256;
 /// Counters: tiles taken, CTAs done.
 pub(super) const COUNTERS: usize = 2;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm90_attention_backward",
-    ops: &["attention_backward"],
-    epilogue: no_epilogue,
-    architectures: &[Architecture::Sm90a],
-    library: None,
-    reject,
-    predict,
-    workspace_bytes,
-    select_tile: Some(select_tile),
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_sm90_attention_backward", &["attention_backward"], prepare)
+        .architectures(&[Architecture::Sm90a])
+        .reject(reject)
+        .predict(predict)
+        .workspace_bytes(workspace_bytes)
+        .select_tile(select_tile)];
 
 /// Tile sizes of the two gradient kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,12 +10,13 @@ use super::sm90_attention_backward::{
     least_section,
 };
 use crate::KernelError;
-use crate::cuda::driver::{Argument, TensorMapSpec};
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
-use crate::predict::Rates;
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{Argument, TensorMapSpec};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::Rates;
 
 /// Threads of a CTA of the last launch.
 const ROUND_THREADS: u32 = 256;
@@ -28,18 +29,15 @@ const SCORE_STAGES: usize = 2;
 /// Alignment of the parts of a workspace in bytes.
 const PART_BYTES: usize = 256;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm90_attention_backward_ordered",
-    ops: &["attention_backward"],
-    epilogue: no_epilogue,
-    architectures: &[Architecture::Sm90a],
-    library: None,
-    reject,
-    predict,
-    workspace_bytes,
-    select_tile: None,
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec::new(
+    "cuda_sm90_attention_backward_ordered",
+    &["attention_backward"],
     prepare,
-}];
+)
+.architectures(&[Architecture::Sm90a])
+.reject(reject)
+.predict(predict)
+.workspace_bytes(workspace_bytes)];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::AttentionBackward(op) = request.op else {

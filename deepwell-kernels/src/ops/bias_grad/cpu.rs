@@ -4,10 +4,11 @@ use deepwell_ir::{KernelRequest, Op};
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::gemm::Tier;
-use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements, sum_partial_rows, vectorized};
+pub use crate::runtime::cpu::add_bias::bias_add_forward_in_place;
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::Tier;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements, sum_partial_rows, vectorized};
 
 /// Writes `y[r] = x[r] + bias` for `x` and `y` `[rows, columns]` and `bias` `[columns]`.
 ///
@@ -27,29 +28,6 @@ pub fn bias_add_forward<E: Element>(x: &[E], bias: &[E], y: &mut [E]) {
                 for (y, x) in y.chunks_exact_mut(columns).zip(x.chunks_exact(columns)) {
                     for ((y, &x), &bias) in y.iter_mut().zip(x).zip(bias) {
                         *y = E::from_f32(x.to_f32() + bias.to_f32());
-                    }
-                }
-            },
-        );
-    });
-}
-
-/// [`bias_add_forward`] in place.
-///
-/// # Panics
-///
-/// As [`bias_add_forward`].
-pub fn bias_add_forward_in_place<E: Element>(x: &mut [E], bias: &[E]) {
-    let columns = bias.len();
-    assert!(columns > 0, "`bias` is empty");
-    assert_eq!(x.len() % columns, 0, "`x` is not [rows, columns]");
-    x.par_chunks_mut(chunk_elements(columns)).for_each(|x| {
-        vectorized(
-            #[inline(always)]
-            || {
-                for x in x.chunks_exact_mut(columns) {
-                    for (x, &bias) in x.iter_mut().zip(bias) {
-                        *x = E::from_f32(x.to_f32() + bias.to_f32());
                     }
                 }
             },
@@ -122,8 +100,10 @@ pub(super) fn workspace_bytes(request: &KernelRequest<'_>, _: Tier, _: usize) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::test_support::{Random, assert_close, for_thread_counts, poisoned, to_f64};
     use crate::ops::bias_grad::oracle;
+    use crate::runtime::cpu::test_support::{
+        Random, assert_close, for_thread_counts, poisoned, to_f64,
+    };
     use half::bf16;
 
     fn check_bias<E: Element>(rows: usize, columns: usize) {

@@ -4,9 +4,9 @@ use deepwell_ir::Op;
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 
 /// Converts each element of `source` to the type of `target`, to nearest, ties to even.
 ///
@@ -54,7 +54,9 @@ pub(super) fn prepare(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelErro
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::test_support::{Random, assert_close, for_thread_counts, poisoned, to_f64};
+    use crate::runtime::cpu::test_support::{
+        Random, assert_close, for_thread_counts, poisoned, to_f64,
+    };
     use half::bf16;
 
     #[test]

@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 use deepwell_ir::ops::{Collective, CollectiveKind};
 use deepwell_ir::{ByteRange, Op};
 
-use crate::cpu::calls::{Operands, Run, SharedComm};
+use crate::runtime::cpu::operands::{Operands, Run, SharedComm};
 use crate::{Exchange, KernelError};
 
 pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {

@@ -12,32 +12,23 @@ use deepwell_ir::{
 };
 
 use crate::KernelError;
-use crate::cuda::catalog::COLLECTIVES;
-use crate::cuda::comm::DeviceExchange;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::support::grid_of;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::architecture::COLLECTIVES;
+use crate::runtime::cuda::comm::DeviceExchange;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::support::grid_of;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Threads of a CTA of `add.cu`.
 const THREADS: u32 = 256;
 /// Bytes that a thread adds at a time.
 const VECTOR_BYTES: usize = 16;
 
-pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_collective",
-    ops: &Collective::NAMES,
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: Some(COLLECTIVES),
-    reject,
-    predict: roofline,
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(super) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_collective", &Collective::NAMES, prepare)
+        .library(COLLECTIVES)
+        .reject(reject)];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::Collective(op) = request.op else {

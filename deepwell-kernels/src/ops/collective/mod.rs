@@ -8,7 +8,7 @@ pub mod oracle;
 use deepwell_ir::ops::Collective;
 
 use super::OpKernels;
-use crate::cpu::CpuKernel;
+use crate::runtime::cpu::CpuKernel;
 
 pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[

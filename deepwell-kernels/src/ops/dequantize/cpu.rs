@@ -9,11 +9,11 @@ use deepwell_precision::{BLOCK, e4m3, e8m0, scale_tiles};
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::arena::In;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::parallel::chunk_elements;
 use crate::ops::scaled_gemm::nvfp4::Planes;
+use crate::runtime::cpu::arena::In;
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::chunk_elements;
 
 /// Values of all E4M3 bit patterns.
 const VALUES: [f32; 256] = {
@@ -132,8 +132,8 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::test_support::{for_thread_counts, poisoned};
     use crate::ops::dequantize::oracle as mx;
+    use crate::runtime::cpu::test_support::{for_thread_counts, poisoned};
 
     /// Every E4M3 bit pattern, with different scales in neighbouring blocks; `specials` includes
     /// the ends of the range.

@@ -5,7 +5,7 @@ use deepwell_ir::ops::{Dispatch, DispatchToRanks, RowsOf};
 use deepwell_moe::{Capacity, GroupedMaps, MoeError, RankMaps, group_from_ranks};
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run};
+use crate::runtime::cpu::operands::{Operands, Run};
 
 /// Sorts the pairs `chosen` `[tokens, top_k]` by expert.
 ///
@@ -94,8 +94,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cpu::test_support::Random;
     use crate::ops::dispatch::oracle::{self, Grouped};
+    use crate::runtime::cpu::test_support::Random;
 
     fn sort(op: &Dispatch, chosen: &[i32], top_k: usize) -> Grouped {
         let tokens = Dim::fixed(chosen.len() / top_k);

@@ -4,11 +4,9 @@ use deepwell_ir::{KernelRequest, Op, Target};
 use deepwell_moe::Capacity;
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Threads of a CTA, as in the source.
 pub(crate) const THREADS: u32 = 256;
@@ -21,18 +19,10 @@ const WIDTH: usize = 4;
 /// Most experts for which a CTA's shared memory holds the counts of each warp.
 const EXPERTS_MAX: usize = 1536;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_dispatch",
-    ops: &["dispatch"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: roofline,
-    workspace_bytes,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_dispatch", &["dispatch"], prepare)
+        .reject(reject)
+        .workspace_bytes(workspace_bytes)];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::Dispatch(op) = request.op else { return None };

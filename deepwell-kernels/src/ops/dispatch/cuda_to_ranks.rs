@@ -4,27 +4,17 @@ use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::cuda::{THREADS, capacity, runs, tallies_bytes, too_many_experts};
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Alignment of the counts, which follow the offsets in the workspace.
 const ALIGN_BYTES: usize = 256;
 
-pub(super) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_dispatch_to_ranks",
-    ops: &["dispatch_to_ranks"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: roofline,
-    workspace_bytes,
-    select_tile: None,
-    prepare,
-}];
+pub(super) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_dispatch_to_ranks", &["dispatch_to_ranks"], prepare)
+        .reject(reject)
+        .workspace_bytes(workspace_bytes)];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::DispatchToRanks(op) = request.op else { return None };

@@ -4,9 +4,9 @@ use deepwell_ir::Op;
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements, vectorized};
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements, vectorized};
 
 /// A token outside the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -168,8 +168,10 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::test_support::{Random, assert_close, for_thread_counts, poisoned, to_f64};
     use crate::ops::embedding::oracle;
+    use crate::runtime::cpu::test_support::{
+        Random, assert_close, for_thread_counts, poisoned, to_f64,
+    };
     use half::bf16;
 
     fn check<E: Element>(token_count: usize, vocabulary: usize, hidden: usize) {

@@ -5,12 +5,11 @@ use deepwell_ir::ops::VocabSlice;
 use deepwell_ir::{KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::support::{all_bf16, grid_of};
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::support::{all_bf16, grid_of};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
@@ -19,18 +18,9 @@ const UNITS_PER_THREAD: usize = 4;
 /// BF16 numbers in a 16-byte unit.
 const WIDTH: usize = 8;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_embedding",
-    ops: &["embedding", "vocab_parallel_embedding"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: roofline,
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_embedding", &["embedding", "vocab_parallel_embedding"], prepare)
+        .reject(reject)];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     all_bf16(request, &[1, 2])

@@ -3,12 +3,10 @@
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 use super::cuda::{slice_of, slice_tokens};
 
@@ -29,18 +27,13 @@ const WIDTH: usize = 4;
 /// Alignment of the parts of the scratch.
 const ALIGNMENT: usize = 64;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_embedding_backward",
-    ops: &["embedding_backward", "vocab_parallel_embedding_backward"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: roofline,
-    workspace_bytes,
-    select_tile: None,
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec::new(
+    "cuda_embedding_backward",
+    &["embedding_backward", "vocab_parallel_embedding_backward"],
     prepare,
-}];
+)
+.reject(reject)
+.workspace_bytes(workspace_bytes)];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let (tokens, table) = (request.operands[0].shape[0], &request.operands[2].shape);

@@ -6,11 +6,11 @@ use deepwell_ir::{KernelRequest, Op};
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::gemm::Tier;
-use crate::cpu::parallel::{LANES, ROWS_PER_CHUNK, sum_lanes, vectorized};
-use crate::cpu::vector_math::sigmoid;
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::Tier;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::{LANES, ROWS_PER_CHUNK, sum_lanes, vectorized};
+use crate::runtime::cpu::vector_math::sigmoid;
 
 /// An activation of two projections.
 trait Activation: Copy + Send + Sync {
@@ -284,10 +284,10 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::test_support::{
+    use crate::ops::expert_swiglu::oracle;
+    use crate::runtime::cpu::test_support::{
         Random, assert_close_each, for_thread_counts, poisoned, to_f64,
     };
-    use crate::ops::expert_swiglu::oracle;
 
     const CLAMPED: ExpertActivation = ExpertActivation::ClampedSwiGlu { alpha: 1.702, limit: 2.5 };
 

@@ -4,39 +4,21 @@ use deepwell_ir::ops::ExpertActivation;
 use deepwell_ir::{KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::row_lanes::{RowLanes, THREADS};
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::row_lanes::{RowLanes, THREADS};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_expert_swiglu",
-        ops: &["expert_swiglu"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| all_bf16(request, &[0, 1, 5]),
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: prepare_forward,
-    },
-    CudaKernelSpec {
-        name: "cuda_expert_swiglu_backward",
-        ops: &["expert_swiglu_backward"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: reject_backward,
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: prepare_backward,
-    },
+    CudaKernelSpec::new("cuda_expert_swiglu", &["expert_swiglu"], prepare_forward)
+        .reject(|request| all_bf16(request, &[0, 1, 5])),
+    CudaKernelSpec::new(
+        "cuda_expert_swiglu_backward",
+        &["expert_swiglu_backward"],
+        prepare_backward,
+    )
+    .reject(reject_backward),
 ];
 
 fn reject_backward(request: &KernelRequest<'_>) -> Option<String> {

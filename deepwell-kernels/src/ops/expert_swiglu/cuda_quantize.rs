@@ -5,46 +5,30 @@ use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::cuda::activation;
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::mx::TILE;
-use crate::cuda::launch::row_lanes::THREADS;
-use crate::cuda::launch::row_quantize::{self, Pipe, Rows, Tiles};
-use crate::cuda::launch::support::grid_of;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::mx::TILE;
+use crate::runtime::cuda::launch::row_lanes::THREADS;
+use crate::runtime::cuda::launch::row_quantize::{self, Pipe, Rows, Tiles};
+use crate::runtime::cuda::launch::support::grid_of;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 const FILE: &str = "expert_swiglu_quantize";
 /// Index of the backward's result that is the gradient of the gates.
 const DGATES: usize = 2;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_expert_swiglu_quantize",
-        ops: &["expert_swiglu"],
-        epilogue: row_quantize::epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| row_quantize::reject_rows(request, &[0, 1], &request.operands[0].shape),
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: prepare_forward,
-    },
-    CudaKernelSpec {
-        name: "cuda_expert_swiglu_backward_quantize",
-        ops: &["expert_swiglu_backward"],
-        epilogue: row_quantize::epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| {
-            row_quantize::reject_rows(request, &[0, 1, 2], &request.operands[0].shape)
-        },
-        predict: roofline,
-        workspace_bytes,
-        select_tile: None,
-        prepare: prepare_backward,
-    },
+    CudaKernelSpec::new("cuda_expert_swiglu_quantize", &["expert_swiglu"], prepare_forward)
+        .epilogue(row_quantize::epilogue)
+        .reject(|request| row_quantize::reject_rows(request, &[0, 1], &request.operands[0].shape)),
+    CudaKernelSpec::new(
+        "cuda_expert_swiglu_backward_quantize",
+        &["expert_swiglu_backward"],
+        prepare_backward,
+    )
+    .epilogue(row_quantize::epilogue)
+    .reject(|request| row_quantize::reject_rows(request, &[0, 1, 2], &request.operands[0].shape))
+    .workspace_bytes(workspace_bytes),
 ];
 
 /// Partial sums of the gates' gradients: one per row and tile.

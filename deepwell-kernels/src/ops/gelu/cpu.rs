@@ -7,10 +7,10 @@ use deepwell_ir::Op;
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
-use crate::cpu::vector_math::{normal_cdf, sigmoid_pair};
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
+use crate::runtime::cpu::vector_math::{normal_cdf, sigmoid_pair};
 
 /// `2 sqrt(2 / pi)`: the doubled argument of the tanh form, at first order. Doubled because
 /// `(1 + tanh u) / 2` is the logistic function of `2 u`.
@@ -134,10 +134,10 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, op: &Op) -> Result<Run, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::test_support::{
+    use crate::ops::gelu::oracle;
+    use crate::runtime::cpu::test_support::{
         Random, assert_close_each, for_thread_counts, poisoned, to_f64,
     };
-    use crate::ops::gelu::oracle;
     use half::bf16;
 
     /// Relative error of the distribution function or of the logistic function: see [`normal_cdf`].

@@ -4,23 +4,14 @@
 use deepwell_ir::Op;
 
 use crate::KernelError;
-use crate::cuda::launch::row_quantize;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::predict::roofline;
+use crate::runtime::cuda::launch::row_quantize;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_gelu_quantize",
-    ops: &["gelu", "gelu_backward"],
-    epilogue: row_quantize::epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject: row_quantize::reject,
-    predict: roofline,
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_gelu_quantize", &["gelu", "gelu_backward"], prepare)
+        .epilogue(row_quantize::epilogue)
+        .reject(row_quantize::reject)];
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let entry = match call.call.op.leading() {

@@ -6,9 +6,9 @@
 use deepwell_ir::Op;
 
 use crate::KernelError;
-use crate::cpu::arena::In;
-use crate::cpu::calls::{Operands, Run};
-use crate::cpu::parallel::{LANES, padded_block, vectorized};
+use crate::runtime::cpu::arena::In;
+use crate::runtime::cpu::operands::{Operands, Run};
+use crate::runtime::cpu::parallel::{LANES, padded_block, vectorized};
 
 /// Numbers per leaf of the summation tree.
 const BLOCK: usize = 32 * 1024;
@@ -132,8 +132,8 @@ pub(super) fn prepare_norm_of_sums(operands: &Operands<'_>, _: &Op) -> Result<Ru
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::test_support::{Random, assert_close, for_thread_counts, to_f64};
     use crate::ops::grad_norm::oracle;
+    use crate::runtime::cpu::test_support::{Random, assert_close, for_thread_counts, to_f64};
 
     #[test]
     fn matches_the_oracle() {

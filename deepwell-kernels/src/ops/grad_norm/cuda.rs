@@ -6,12 +6,10 @@ use std::ops::Range;
 use deepwell_ir::{DType, KernelRequest, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::tensor_list::{TensorList, f32_operand};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace, takes_all};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::tensor_list::{TensorList, f32_operand};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::{CudaKernelSpec, no_workspace, takes_all};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
@@ -21,35 +19,19 @@ const CHUNK_ELEMENTS: usize = 8192;
 /// devices.
 const CTAS_MAX: usize = 1024;
 
-const GRAD_NORM: CudaKernelSpec = CudaKernelSpec {
-    name: "cuda_grad_norm",
-    ops: &["grad_norm"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: roofline,
-    workspace_bytes,
-    select_tile: None,
-    prepare,
-};
+const GRAD_NORM: CudaKernelSpec = CudaKernelSpec::new("cuda_grad_norm", &["grad_norm"], prepare)
+    .reject(reject)
+    .workspace_bytes(workspace_bytes);
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
     GRAD_NORM,
-    CudaKernelSpec {
-        name: "cuda_sums_of_squares",
-        ops: &["sums_of_squares"],
-        prepare: prepare_sums,
-        ..GRAD_NORM
-    },
-    CudaKernelSpec {
-        name: "cuda_norm_of_sums",
-        ops: &["norm_of_sums"],
-        reject: takes_all,
-        workspace_bytes: no_workspace,
-        prepare: prepare_norm_of_sums,
-        ..GRAD_NORM
-    },
+    GRAD_NORM.name("cuda_sums_of_squares").ops(&["sums_of_squares"]).prepare(prepare_sums),
+    GRAD_NORM
+        .name("cuda_norm_of_sums")
+        .ops(&["norm_of_sums"])
+        .prepare(prepare_norm_of_sums)
+        .reject(takes_all)
+        .workspace_bytes(no_workspace),
 ];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {

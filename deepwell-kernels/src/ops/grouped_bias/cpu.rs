@@ -7,9 +7,9 @@ use deepwell_ir::Op;
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::parallel::{ROWS_PER_CHUNK, vectorized};
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::{ROWS_PER_CHUNK, vectorized};
 
 /// Assignment of rows to groups, as in [`deepwell_ir::ops::Dispatch`], and the optional gates.
 #[derive(Clone, Copy)]
@@ -193,11 +193,11 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::test_support::{
-        Random, assert_close, assert_close_each, for_thread_counts, poisoned, to_f64,
-    };
     use crate::ops::dispatch::oracle::{self as grouping, Grouped};
     use crate::ops::grouped_bias::oracle;
+    use crate::runtime::cpu::test_support::{
+        Random, assert_close, assert_close_each, for_thread_counts, poisoned, to_f64,
+    };
 
     fn check<E: Element>(tokens: usize, top_k: usize, columns: usize, capacity: usize) {
         let mut random = Random::new((tokens + columns) as u64);

@@ -3,13 +3,11 @@
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::row_lanes::{RowLanes, THREADS};
-use crate::cuda::launch::support::{all_bf16, grid_of};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::row_lanes::{RowLanes, THREADS};
+use crate::runtime::cuda::launch::support::{all_bf16, grid_of};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Columns per CTA in the gradient of the biases, as in the source.
 const COLUMNS: usize = 256;
@@ -24,30 +22,11 @@ const SPLITS_MAX: usize = 64;
 const ROWS_PER_SPLIT_MIN: usize = 32;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_grouped_bias",
-        ops: &["grouped_bias"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| all_bf16(request, &[0, 1, 6]),
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: prepare_forward,
-    },
-    CudaKernelSpec {
-        name: "cuda_grouped_bias_backward",
-        ops: &["grouped_bias_backward"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| all_bf16(request, &[0, 1]),
-        predict: roofline,
-        workspace_bytes,
-        select_tile: None,
-        prepare: prepare_backward,
-    },
+    CudaKernelSpec::new("cuda_grouped_bias", &["grouped_bias"], prepare_forward)
+        .reject(|request| all_bf16(request, &[0, 1, 6])),
+    CudaKernelSpec::new("cuda_grouped_bias_backward", &["grouped_bias_backward"], prepare_backward)
+        .reject(|request| all_bf16(request, &[0, 1]))
+        .workspace_bytes(workspace_bytes),
 ];
 
 /// Column tiles of a group, and the number of runs into which its rows are split; both at least

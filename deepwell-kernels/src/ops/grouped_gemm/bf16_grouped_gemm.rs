@@ -4,13 +4,12 @@ use deepwell_ir::{DType, GemmKind, KernelRequest};
 
 use super::cpu::{Sizes, layout};
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::gemm::{TILE, extents_fit, tile_ctas};
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::{MMA_SYNC_BF16, mma_sync_gemm};
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::gemm::{TILE, extents_fit, tile_ctas};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::{MMA_SYNC_BF16, mma_sync_gemm};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 128;
@@ -19,18 +18,13 @@ const SHARED_BYTES: u32 = 3 * 2 * 16 * 1024;
 /// Elements of a 16-byte copy.
 const WIDTH: usize = 8;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_bf16_grouped_gemm",
-    ops: &["grouped_gemm", "grouped_gemm_input_grad", "grouped_gemm_weight_grad"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: |request, target| mma_sync_gemm(request, target, MMA_SYNC_BF16),
-    workspace_bytes: no_workspace,
-    select_tile: None,
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec::new(
+    "cuda_bf16_grouped_gemm",
+    &["grouped_gemm", "grouped_gemm_input_grad", "grouped_gemm_weight_grad"],
     prepare,
-}];
+)
+.reject(reject)
+.predict(|request, target| mma_sync_gemm(request, target, MMA_SYNC_BF16))];
 
 /// Accepts BF16 operands with extents that fit 32-bit indices. The op determines the result's
 /// dtype.

@@ -7,10 +7,10 @@ use deepwell_precision::{BLOCK, scale_tiles};
 use half::bf16;
 
 use crate::KernelError;
-use crate::cpu::arena::{Arena, In};
-use crate::cpu::calls::gemm_output::{self, GemmTarget};
-use crate::cpu::calls::{Operands, Run};
-use crate::cpu::gemm::{MxPart, Operand, Output, Tier, gemm};
+use crate::runtime::cpu::arena::{Arena, In};
+use crate::runtime::cpu::gemm::{MxPart, Operand, Output, Tier, gemm};
+use crate::runtime::cpu::gemm_output::{self, GemmTarget};
+use crate::runtime::cpu::operands::{Operands, Run};
 
 /// Elements of an operand: `[rows, columns]`, or a stack of such matrices.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ mod sm90_grouped_gemm;
 mod sm90_grouped_gemm_bf16;
 
 use super::OpKernels;
-use crate::cpu::CpuKernel;
+use crate::runtime::cpu::CpuKernel;
 
 const fn tiered(op: &'static str) -> CpuKernel {
     CpuKernel::new(op, cpu::prepare).scratch(cpu::workspace_bytes).tiered()

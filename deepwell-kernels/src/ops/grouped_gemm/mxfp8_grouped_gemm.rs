@@ -6,12 +6,11 @@ use deepwell_ir::{DType, GemmKind, KernelRequest, Op};
 use super::bf16_grouped_gemm::row_tiles;
 use super::cpu::{Sizes, layout};
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::gemm::{TILE, extents_fit, tile_ctas};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::gemm::{TILE, extents_fit, tile_ctas};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
@@ -22,18 +21,10 @@ const WIDTH: usize = 16;
 /// Elements per stored scale.
 const BLOCK: usize = 32;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_mxfp8_grouped_gemm",
-    ops: &["scaled_grouped_gemm"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: |request, target| mma_sync_gemm(request, target, MMA_SYNC_MXFP8),
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_mxfp8_grouped_gemm", &["scaled_grouped_gemm"], prepare)
+        .reject(reject)
+        .predict(|request, target| mma_sync_gemm(request, target, MMA_SYNC_MXFP8))];
 
 pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::ScaledGroupedGemm(op) = request.op else { return None };

@@ -4,13 +4,15 @@
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::gemm::{extents_fit, not_empty};
-use crate::cuda::launch::tcgen05::{GemmSizes, Operands, TileShape, k_major_boxes, scale_boxes};
-use crate::cuda::launch::tcgen05_cost::ResultCost;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
-use crate::epilogue::no_epilogue;
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::gemm::{extents_fit, not_empty};
+use crate::runtime::cuda::launch::tcgen05::{GemmSizes, TileShape};
+use crate::runtime::cuda::launch::tcgen05_cost::ResultCost;
+use crate::runtime::cuda::launch::tensor_maps::{Operands, k_major_boxes, scale_boxes};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::{CudaKernelSpec, TileSelection};
 
 /// Group sizes are multiples of this: the K of one MMA.
 const GROUP_ROWS: usize = 32;
@@ -19,18 +21,12 @@ const SCALE_TILE_ROWS: usize = 128;
 /// Row strides of operands are multiples of this, for tensor copies.
 const WIDTH: usize = 16;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm100_mxfp8_grouped_gemm",
-    ops: &["scaled_grouped_gemm"],
-    epilogue: no_epilogue,
-    architectures: &[Architecture::Sm100a, Architecture::Sm103a],
-    library: None,
-    reject,
-    predict,
-    workspace_bytes: no_workspace,
-    select_tile: Some(select_tile),
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_sm100_mxfp8_grouped_gemm", &["scaled_grouped_gemm"], prepare)
+        .architectures(&[Architecture::Sm100a, Architecture::Sm103a])
+        .reject(reject)
+        .predict(predict)
+        .select_tile(select_tile)];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::ScaledGroupedGemm(op) = request.op else {

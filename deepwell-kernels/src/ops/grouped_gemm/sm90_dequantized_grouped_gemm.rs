@@ -8,27 +8,21 @@ use super::mxfp8_grouped_gemm;
 use super::sm90_grouped_gemm::{BOX_ROWS, Sizes};
 use super::sm90_grouped_gemm_bf16::{Gemm, SHARE, STEP_K};
 use crate::KernelError;
-use crate::cuda::launch::gemm::{LIBRARY_ALIGNMENT_BYTES, align_for_library, not_empty};
-use crate::cuda::launch::tcgen05::{Operands, k_major_boxes};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
 use crate::ops::scaled_gemm::dequantize_operands::{self as operands, Groups, Operand, sizes_of};
 use crate::ops::scaled_gemm::sm90_mxfp8_gemm::TILE_COLUMNS;
-use crate::predict::Rates;
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::launch::gemm::{LIBRARY_ALIGNMENT_BYTES, align_for_library, not_empty};
+use crate::runtime::cuda::launch::tensor_maps::{Operands, k_major_boxes};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::Rates;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm90_dequantized_grouped_gemm",
-    ops: &["scaled_grouped_gemm"],
-    epilogue: no_epilogue,
-    architectures: &[Architecture::Sm90a],
-    library: None,
-    reject,
-    predict,
-    workspace_bytes,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_sm90_dequantized_grouped_gemm", &["scaled_grouped_gemm"], prepare)
+        .architectures(&[Architecture::Sm90a])
+        .reject(reject)
+        .predict(predict)
+        .workspace_bytes(workspace_bytes)];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::ScaledGroupedGemm(op) = request.op else {

@@ -4,14 +4,17 @@
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle};
-use crate::cuda::launch::gemm::{extents_fit, not_empty};
-use crate::cuda::launch::tcgen05::{Operands, k_major_boxes, scale_boxes};
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
 use crate::ops::scaled_gemm::sm90_mxfp8_gemm::{STAGE_K, THREADS, TILE_COLUMNS, TileShape};
-use crate::predict::Rates;
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{
+    Argument, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
+};
+use crate::runtime::cuda::launch::gemm::{extents_fit, not_empty};
+use crate::runtime::cuda::launch::tensor_maps::{Operands, k_major_boxes, scale_boxes};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::Rates;
 
 /// The tile; the last tile of a group may have half of the rows.
 const TILE: TileShape = TileShape { waves: 2, across: 1 };
@@ -31,18 +34,11 @@ const WIDTH: usize = 16;
 const SHARE: f64 = 0.45;
 const WGRAD_SHARE: f64 = 0.3;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm90_mxfp8_grouped_gemm",
-    ops: &["scaled_grouped_gemm"],
-    epilogue: no_epilogue,
-    architectures: &[Architecture::Sm90a],
-    library: None,
-    reject,
-    predict,
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_sm90_mxfp8_grouped_gemm", &["scaled_grouped_gemm"], prepare)
+        .architectures(&[Architecture::Sm90a])
+        .reject(reject)
+        .predict(predict)];
 
 fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     let is_wgrad = matches!(request.op, Op::ScaledGroupedGemm(op) if op.kind == GemmKind::Wgrad);

@@ -6,19 +6,20 @@ use deepwell_ir::{GemmKind, KernelRequest, Op};
 
 use super::sm90_grouped_gemm::{BOX_ROWS, Sizes};
 use crate::KernelError;
-use crate::cuda::driver::{
-    Argument, Launch, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
-};
-use crate::cuda::launch::gemm::{extents_fit, not_empty};
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::launch::tcgen05::{Operands, k_major_boxes, mn_major_boxes};
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
 use crate::ops::scaled_gemm::sm90_mxfp8_gemm::{
     SHARED_BESIDE_STAGES, SHARED_LIMIT, THREADS, TILE_COLUMNS,
 };
-use crate::predict::Rates;
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{
+    Argument, Launch, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
+};
+use crate::runtime::cuda::launch::gemm::{extents_fit, not_empty};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::launch::tensor_maps::{Operands, k_major_boxes, mn_major_boxes};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::Rates;
 
 /// Bytes of a stage: 256 rows and 128 columns, 64 along K.
 const STAGE_BYTES: usize = (256 + TILE_COLUMNS) * 128;
@@ -33,18 +34,14 @@ pub(super) const STEP_K: usize = 16;
 /// (`benchmarks/grouped_gemm_2026-11-23.md`).
 pub(super) const SHARE: f64 = 0.6;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm90_bf16_grouped_gemm",
-    ops: &["grouped_gemm", "grouped_gemm_input_grad", "grouped_gemm_weight_grad"],
-    epilogue: no_epilogue,
-    architectures: &[Architecture::Sm90a],
-    library: None,
-    reject,
-    predict: |request, target| Rates::of(target).roofline_s(request, SHARE),
-    workspace_bytes: no_workspace,
-    select_tile: None,
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec::new(
+    "cuda_sm90_bf16_grouped_gemm",
+    &["grouped_gemm", "grouped_gemm_input_grad", "grouped_gemm_weight_grad"],
     prepare,
-}];
+)
+.architectures(&[Architecture::Sm90a])
+.reject(reject)
+.predict(|request, target| Rates::of(target).roofline_s(request, SHARE))];
 
 /// Returns the GEMM kind of an op, and its groups.
 fn kind_of(op: &Op) -> Option<(GemmKind, GroupedRows)> {

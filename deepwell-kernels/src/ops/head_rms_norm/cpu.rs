@@ -2,8 +2,8 @@
 
 use deepwell_ir::KernelRequest;
 
-use crate::cpu::gemm::Tier;
 use crate::ops::rms_norm::cpu as rms_norm;
+use crate::runtime::cpu::gemm::Tier;
 
 /// Scratch of the sums over rows.
 pub(super) fn backward_workspace_bytes(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {

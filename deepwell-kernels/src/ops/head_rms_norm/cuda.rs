@@ -6,14 +6,12 @@
 use deepwell_ir::{KernelRequest, Op, OperandType, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::rows::{self, CtaColumns};
-use crate::cuda::launch::support;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
 use crate::ops::rms_norm::cuda_backward as rms_norm_backward;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::rows::{self, CtaColumns};
+use crate::runtime::cuda::launch::support;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Threads of a CTA of each kernel, as in the sources.
 const FORWARD_THREADS: u32 = 256;
@@ -28,32 +26,15 @@ const LANES_MAX: usize = 32;
 const EXTENT_MAX: usize = i32::MAX as usize;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_head_rms_norm",
-        ops: &["head_rms_norm"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| support::all_bf16(request, &[0, 1, 2]).or_else(|| reject(request, 0, 1)),
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: prepare_forward,
-    },
-    CudaKernelSpec {
-        name: "cuda_head_rms_norm_backward",
-        ops: &["head_rms_norm_backward"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| {
-            support::all_bf16(request, &[0, 1, 2, 4]).or_else(|| reject(request, 1, 2))
-        },
-        predict: roofline,
-        workspace_bytes: backward_workspace_bytes,
-        select_tile: None,
-        prepare: prepare_backward,
-    },
+    CudaKernelSpec::new("cuda_head_rms_norm", &["head_rms_norm"], prepare_forward)
+        .reject(|request| support::all_bf16(request, &[0, 1, 2]).or_else(|| reject(request, 0, 1))),
+    CudaKernelSpec::new(
+        "cuda_head_rms_norm_backward",
+        &["head_rms_norm_backward"],
+        prepare_backward,
+    )
+    .reject(|request| support::all_bf16(request, &[0, 1, 2, 4]).or_else(|| reject(request, 1, 2)))
+    .workspace_bytes(backward_workspace_bytes),
 ];
 
 /// Number of heads of all tokens and of elements per head, from x `[tokens, heads · D]` and the

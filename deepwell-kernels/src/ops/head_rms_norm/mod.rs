@@ -5,7 +5,7 @@ mod cuda;
 
 use super::OpKernels;
 use super::rms_norm::cpu as rms_norm;
-use crate::cpu::CpuKernel;
+use crate::runtime::cpu::CpuKernel;
 
 pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[

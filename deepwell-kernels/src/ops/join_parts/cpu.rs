@@ -4,8 +4,8 @@ use deepwell_ir::Op;
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run};
-use crate::cpu::parallel::ROWS_PER_CHUNK;
+use crate::runtime::cpu::operands::{Operands, Run};
+use crate::runtime::cpu::parallel::ROWS_PER_CHUNK;
 
 /// Copies the rows of `x`, `parts` contiguous matrices of `rows` rows each, to `joined`: row `r` of
 /// `joined` is row `r` of every part, in order.
@@ -45,8 +45,8 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::test_support::for_thread_counts;
     use crate::ops::join_parts::oracle;
+    use crate::runtime::cpu::test_support::for_thread_counts;
 
     #[test]
     fn matches_the_oracle() {

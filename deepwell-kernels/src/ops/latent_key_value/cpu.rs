@@ -6,9 +6,9 @@ use rayon::prelude::*;
 
 use super::oracle::Shape;
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::parallel::{ROWS_PER_CHUNK, vectorized};
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::{ROWS_PER_CHUNK, vectorized};
 
 /// Columns of a token in kv, k_rope, k and v.
 fn columns(shape: &Shape) -> [usize; 4] {
@@ -141,10 +141,10 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::test_support::{
+    use crate::ops::latent_key_value::oracle;
+    use crate::runtime::cpu::test_support::{
         Random, assert_close_each, for_thread_counts, poisoned, to_f64,
     };
-    use crate::ops::latent_key_value::oracle;
 
     fn check<E: Element>(tokens: usize, shape: &Shape) {
         let mut random = Random::new((tokens + shape.heads) as u64);

@@ -4,42 +4,19 @@ use deepwell_ir::ops::LatentKeyValue;
 use deepwell_ir::{KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::row_lanes::{RowLanes, THREADS};
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::row_lanes::{RowLanes, THREADS};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Largest number of heads of all tokens.
 const ROWS_MAX: usize = i32::MAX as usize;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_latent_key_value",
-        ops: &["latent_key_value"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject,
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare,
-    },
-    CudaKernelSpec {
-        name: "cuda_latent_key_value_backward",
-        ops: &["latent_key_value_backward"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject,
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare,
-    },
+    CudaKernelSpec::new("cuda_latent_key_value", &["latent_key_value"], prepare).reject(reject),
+    CudaKernelSpec::new("cuda_latent_key_value_backward", &["latent_key_value_backward"], prepare)
+        .reject(reject),
 ];
 
 fn shape_of(op: &Op) -> Option<(&LatentKeyValue, &'static str)> {

@@ -3,13 +3,12 @@
 use deepwell_ir::{DType, KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::gemm::{LinearSizes, extents_fit, tile_ctas};
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::{MMA_SYNC_BF16, mma_sync_gemm};
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::gemm::{LinearSizes, extents_fit, tile_ctas};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::{MMA_SYNC_BF16, mma_sync_gemm};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 128;
@@ -18,18 +17,13 @@ const SHARED_BYTES: u32 = 3 * 2 * 16 * 1024;
 /// Elements of a 16-byte copy.
 const WIDTH: usize = 8;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_bf16_gemm",
-    ops: &["linear", "linear_input_grad", "linear_weight_grad"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: |request, target| mma_sync_gemm(request, target, MMA_SYNC_BF16),
-    workspace_bytes: no_workspace,
-    select_tile: None,
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec::new(
+    "cuda_bf16_gemm",
+    &["linear", "linear_input_grad", "linear_weight_grad"],
     prepare,
-}];
+)
+.reject(reject)
+.predict(|request, target| mma_sync_gemm(request, target, MMA_SYNC_BF16))];
 
 /// Accepts BF16 operands with FP32 weight gradients, with extents that fit 32-bit indices.
 pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {

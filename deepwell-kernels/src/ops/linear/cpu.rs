@@ -4,10 +4,10 @@ use deepwell_ir::{DType, GemmKind, KernelRequest, Op};
 use half::bf16;
 
 use crate::KernelError;
-use crate::cpu::arena::{Arena, In};
-use crate::cpu::calls::gemm_output::{self, Bias, GemmTarget};
-use crate::cpu::calls::{Operands, Run};
-use crate::cpu::gemm::{Operand, Tier, gemm};
+use crate::runtime::cpu::arena::{Arena, In};
+use crate::runtime::cpu::gemm::{Operand, Tier, gemm};
+use crate::runtime::cpu::gemm_output::{self, Bias, GemmTarget};
+use crate::runtime::cpu::operands::{Operands, Run};
 
 /// A high-precision matrix, row-major.
 enum Matrix {

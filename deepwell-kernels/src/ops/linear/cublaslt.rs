@@ -3,39 +3,33 @@
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::blas::Matmul;
-use crate::cuda::catalog::CUBLASLT;
-use crate::cuda::launch::gemm::{
+use crate::runtime::cuda::architecture::CUBLASLT;
+use crate::runtime::cuda::blas::Matmul;
+use crate::runtime::cuda::launch::gemm::{
     LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, added_to, align_for_library, matrix, not_empty,
 };
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::{EpilogueSet, no_epilogue};
-use crate::predict::{CUBLASLT_BF16, Rates};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::epilogue::EpilogueSet;
+use crate::runtime::predict::{CUBLASLT_BF16, Rates};
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
     SPEC,
-    CudaKernelSpec {
-        name: "cublaslt_linear_residual",
-        ops: &["linear", "linear_input_grad"],
-        epilogue: |_| EpilogueSet::RESIDUAL,
-        ..SPEC
-    },
+    SPEC.name("cublaslt_linear_residual")
+        .ops(&["linear", "linear_input_grad"])
+        .epilogue(|_| EpilogueSet::RESIDUAL),
 ];
 
-const SPEC: CudaKernelSpec = CudaKernelSpec {
-    name: "cublaslt_linear",
-    ops: &["linear", "linear_input_grad", "linear_weight_grad"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: Some(CUBLASLT),
-    reject,
-    predict: |request, target| Rates::of(target).roofline_s(request, CUBLASLT_BF16),
-    workspace_bytes,
-    select_tile: None,
+const SPEC: CudaKernelSpec = CudaKernelSpec::new(
+    "cublaslt_linear",
+    &["linear", "linear_input_grad", "linear_weight_grad"],
     prepare,
-};
+)
+.library(CUBLASLT)
+.reject(reject)
+.predict(|request, target| Rates::of(target).roofline_s(request, CUBLASLT_BF16))
+.workspace_bytes(workspace_bytes);
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let inputs: Vec<usize> = (0..request.input_count).collect();

@@ -10,15 +10,13 @@ pub(crate) mod sm90_bf16;
 mod sm90_bf16_gemm;
 
 use super::OpKernels;
-use crate::cpu::CpuKernel;
-use crate::cpu::calls::fused::{dual_gemm, dual_gemm_workspace_bytes};
+use crate::runtime::cpu::CpuKernel;
 
 pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[
         CpuKernel::new("linear", cpu::prepare).scratch(cpu::workspace_bytes).tiered(),
         CpuKernel::new("linear_input_grad", cpu::prepare).scratch(cpu::workspace_bytes).tiered(),
         CpuKernel::new("linear_weight_grad", cpu::prepare).scratch(cpu::workspace_bytes).tiered(),
-        CpuKernel::new("dual_gemm", dual_gemm).scratch(dual_gemm_workspace_bytes).tiered(),
     ],
     cuda: &[
         cublaslt::SPECS,

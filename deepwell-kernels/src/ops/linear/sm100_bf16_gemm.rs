@@ -4,29 +4,25 @@ use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::bf16_gemm;
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr, TensorMap};
-use crate::cuda::launch::gemm::{LinearSizes, not_empty};
-use crate::cuda::launch::tcgen05::{GemmSizes, Operands, TileShape, k_major_boxes, mn_major_boxes};
-use crate::cuda::launch::tcgen05_cost::ResultCost;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
-use crate::epilogue::no_epilogue;
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{Argument, DevicePtr, TensorMap};
+use crate::runtime::cuda::launch::gemm::{LinearSizes, not_empty};
+use crate::runtime::cuda::launch::tcgen05::{GemmSizes, TileShape};
+use crate::runtime::cuda::launch::tcgen05_cost::ResultCost;
+use crate::runtime::cuda::launch::tensor_maps::{Operands, k_major_boxes, mn_major_boxes};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::{CudaKernelSpec, TileSelection};
 
 /// Row strides of operands are multiples of this, for tensor copies.
 const WIDTH: usize = 8;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm100_bf16_gemm",
-    ops: OPS,
-    epilogue: no_epilogue,
-    architectures: ARCHITECTURES,
-    library: None,
-    reject,
-    predict,
-    workspace_bytes: no_workspace,
-    select_tile: Some(select_tile),
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_sm100_bf16_gemm", OPS, prepare)
+        .architectures(ARCHITECTURES)
+        .reject(reject)
+        .predict(predict)
+        .select_tile(select_tile)];
 
 const OPS: &[&str] = &["linear", "linear_input_grad", "linear_weight_grad"];
 pub(crate) const ARCHITECTURES: &[Architecture] = &[Architecture::Sm100a, Architecture::Sm103a];

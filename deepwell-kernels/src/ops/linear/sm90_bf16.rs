@@ -3,13 +3,14 @@
 use deepwell_ir::{DType, GemmKind, Target, Tile};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr, Launch, TensorMap};
-use crate::cuda::launch::support::grid_of;
-use crate::cuda::launch::tcgen05::GemmSizes;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::TileSelection;
 use crate::ops::scaled_gemm::sm90_mxfp8_gemm::{SHARED_BESIDE_STAGES, SHARED_LIMIT, THREADS};
-use crate::predict::Rates;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{Argument, DevicePtr, Launch, TensorMap};
+use crate::runtime::cuda::launch::support::grid_of;
+use crate::runtime::cuda::launch::tcgen05::GemmSizes;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::TileSelection;
+use crate::runtime::predict::Rates;
 
 /// Elements along K of a stage, as in the source.
 pub(crate) const STAGE_K: usize = 64;
@@ -292,8 +293,8 @@ impl Gemm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::catalog::cuda_target;
-    use crate::cuda::spec::Architecture;
+    use crate::runtime::cuda::architecture::Architecture;
+    use crate::runtime::cuda::architecture::cuda_target;
 
     fn h200() -> Target {
         cuda_target(Architecture::Sm90a, 132, &[])

@@ -6,25 +6,25 @@ use deepwell_ir::{GemmKind, KernelRequest, Op};
 use super::sm90_bf16::{self, BOX_ROWS, Gemm};
 use super::sm100_bf16_gemm::{Form, reject};
 use crate::KernelError;
-use crate::cuda::driver::{DevicePtr, TensorMap};
-use crate::cuda::launch::gemm::LinearSizes;
-use crate::cuda::launch::tcgen05::{GemmSizes, Operands, k_major_boxes, mn_major_boxes};
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{DevicePtr, TensorMap};
+use crate::runtime::cuda::launch::gemm::LinearSizes;
+use crate::runtime::cuda::launch::tcgen05::GemmSizes;
+use crate::runtime::cuda::launch::tensor_maps::{Operands, k_major_boxes, mn_major_boxes};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm90_bf16_gemm",
-    ops: &["linear", "linear_input_grad", "linear_weight_grad"],
-    epilogue: no_epilogue,
-    architectures: &[Architecture::Sm90a],
-    library: None,
-    reject,
-    predict: |request, target| sm90_bf16::predicted_s(sizes_of(request), target),
-    workspace_bytes: |request, target| sm90_bf16::workspace_bytes(sizes_of(request), target),
-    select_tile: Some(|request, target| sm90_bf16::select_tile(sizes_of(request), target)),
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec::new(
+    "cuda_sm90_bf16_gemm",
+    &["linear", "linear_input_grad", "linear_weight_grad"],
     prepare,
-}];
+)
+.architectures(&[Architecture::Sm90a])
+.reject(reject)
+.predict(|request, target| sm90_bf16::predicted_s(sizes_of(request), target))
+.workspace_bytes(|request, target| sm90_bf16::workspace_bytes(sizes_of(request), target))
+.select_tile(|request, target| sm90_bf16::select_tile(sizes_of(request), target))];
 
 fn sizes_of(request: &KernelRequest<'_>) -> GemmSizes {
     let [first, second] = [0, 1].map(|index| &request.operands[index].shape);

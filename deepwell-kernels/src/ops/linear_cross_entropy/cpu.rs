@@ -25,13 +25,13 @@ use half::bf16;
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::gemm::{
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::{
     self, ALIGNMENT, Carver, DataKind, GemmError, Operand, Output, Tier, carved_bytes,
 };
-use crate::cpu::parallel::{LANES, sum_lanes, vectorized};
-use crate::cpu::softmax::{exp_or_zero, greatest};
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::{LANES, sum_lanes, vectorized};
+use crate::runtime::cpu::softmax::{exp_or_zero, greatest};
 
 /// Tokens with this target are excluded from the loss, as in PyTorch.
 pub const IGNORED_TARGET: i32 = -100;

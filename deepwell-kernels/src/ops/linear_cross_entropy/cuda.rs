@@ -6,18 +6,18 @@
 use deepwell_ir::{DType, KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::blas::{Matmul, Matrix};
-use crate::cuda::catalog::CUBLASLT;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::gemm::{
+use crate::runtime::cuda::architecture::CUBLASLT;
+use crate::runtime::cuda::blas::{Matmul, Matrix};
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::gemm::{
     LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, extents_fit, not_empty,
     tile_ctas,
 };
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
-use crate::predict::{CUBLASLT_BF16, MMA_SYNC_BF16, Rates};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::{CUBLASLT_BF16, MMA_SYNC_BF16, Rates};
 
 /// Threads of a CTA of `cross_entropy.cu`.
 const THREADS: u32 = 512;
@@ -43,30 +43,23 @@ const CHUNK_TOKENS_STEP: usize = 128;
 const ALIGNMENT: usize = 256;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cublaslt_linear_cross_entropy",
-        ops: &["linear_cross_entropy", "linear_cross_entropy_grad"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: Some(CUBLASLT),
-        reject,
-        predict: |request, target| Rates::of(target).roofline_s(request, CUBLASLT_BF16),
-        workspace_bytes: |request, _| layout_of(request).with_library,
-        select_tile: None,
-        prepare: |call, device| prepare(call, device, Gemms::Library),
-    },
-    CudaKernelSpec {
-        name: "cuda_linear_cross_entropy",
-        ops: &["linear_cross_entropy", "linear_cross_entropy_grad"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject,
-        predict: |request, target| Rates::of(target).roofline_s(request, MMA_SYNC_BF16),
-        workspace_bytes: workspace_bytes_of_own,
-        select_tile: None,
-        prepare: |call, device| prepare(call, device, Gemms::Own),
-    },
+    CudaKernelSpec::new(
+        "cublaslt_linear_cross_entropy",
+        &["linear_cross_entropy", "linear_cross_entropy_grad"],
+        |call, device| prepare(call, device, Gemms::Library),
+    )
+    .library(CUBLASLT)
+    .reject(reject)
+    .predict(|request, target| Rates::of(target).roofline_s(request, CUBLASLT_BF16))
+    .workspace_bytes(|request, _| layout_of(request).with_library),
+    CudaKernelSpec::new(
+        "cuda_linear_cross_entropy",
+        &["linear_cross_entropy", "linear_cross_entropy_grad"],
+        |call, device| prepare(call, device, Gemms::Own),
+    )
+    .reject(reject)
+    .predict(|request, target| Rates::of(target).roofline_s(request, MMA_SYNC_BF16))
+    .workspace_bytes(workspace_bytes_of_own),
 ];
 
 fn workspace_bytes_of_own(request: &KernelRequest<'_>, _: &Target) -> usize {

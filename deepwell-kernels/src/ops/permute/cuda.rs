@@ -3,51 +3,23 @@
 use deepwell_ir::{DType, KernelRequest};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::row_lanes::{RowLanes, THREADS};
-use crate::cuda::launch::support::{all_bf16, grid_of};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::row_lanes::{RowLanes, THREADS};
+use crate::runtime::cuda::launch::support::{all_bf16, grid_of};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_permute",
-        ops: &["permute"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| reject(request, &[0, 3]),
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: prepare_permute,
-    },
-    CudaKernelSpec {
-        name: "cuda_unpermute",
-        ops: &["unpermute"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| reject(request, &[0, 3]),
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: |call, device| prepare_unpermute(call, device, "unpermute", 1),
-    },
-    CudaKernelSpec {
-        name: "cuda_add_unpermute",
-        ops: &["add_unpermute"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| all_bf16(request, &[0, 1, 4]),
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: |call, device| prepare_unpermute(call, device, "add_unpermute", 2),
-    },
+    CudaKernelSpec::new("cuda_permute", &["permute"], prepare_permute)
+        .reject(|request| reject(request, &[0, 3])),
+    CudaKernelSpec::new("cuda_unpermute", &["unpermute"], |call, device| {
+        prepare_unpermute(call, device, "unpermute", 1)
+    })
+    .reject(|request| reject(request, &[0, 3])),
+    CudaKernelSpec::new("cuda_add_unpermute", &["add_unpermute"], |call, device| {
+        prepare_unpermute(call, device, "add_unpermute", 2)
+    })
+    .reject(|request| all_bf16(request, &[0, 1, 4])),
 ];
 
 fn reject(request: &KernelRequest<'_>, matrices: &[usize]) -> Option<String> {

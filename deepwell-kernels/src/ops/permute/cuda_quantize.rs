@@ -3,24 +3,15 @@
 use deepwell_ir::KernelRequest;
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::row_quantize::{self, Rows, Tiles};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::row_quantize::{self, Rows, Tiles};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_permute_quantize",
-    ops: &["permute"],
-    epilogue: row_quantize::epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: roofline,
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_permute_quantize", &["permute"], prepare)
+        .epilogue(row_quantize::epilogue)
+        .reject(reject)];
 
 /// Shape of the rows of pairs, from x `[tokens, columns]` and pairs `[rows]`.
 fn shape(x: &[usize], pairs: &[usize]) -> [usize; 2] {

@@ -6,7 +6,7 @@ mod cuda_quantize;
 pub mod oracle;
 
 use super::OpKernels;
-use crate::cpu::CpuKernel;
+use crate::runtime::cpu::CpuKernel;
 
 pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[

@@ -11,8 +11,8 @@ use deepwell_precision::{
 };
 
 use crate::KernelError;
-use crate::cpu::arena::{Arena, Out};
-use crate::cpu::calls::{Operands, Run, by_float};
+use crate::runtime::cpu::arena::{Arena, Out};
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
 
 /// Output planes of one axis.
 struct PlanesOut {

@@ -3,30 +3,18 @@
 use deepwell_ir::{DType, KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, Launch};
-use crate::cuda::launch::mx;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::{Argument, Launch};
+use crate::runtime::cuda::launch::mx;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Threads of a CTA of `quantize_square.cu`.
 const SQUARE_THREADS: u32 = 256;
 /// Largest extent of a grid's second axis, which has one CTA per matrix of a stack.
 const MATRICES_MAX: usize = 65_535;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_quantize",
-    ops: &["quantize"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: roofline,
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_quantize", &["quantize"], prepare).reject(reject)];
 
 /// Number of matrices, and the shape of each.
 fn matrices_of(shape: &[usize]) -> Option<(usize, [usize; 2])> {

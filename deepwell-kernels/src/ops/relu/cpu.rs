@@ -4,9 +4,9 @@ use deepwell_ir::Op;
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 
 /// Returns `of` if `x` is positive or NaN, else zero.
 #[inline(always)]
@@ -86,8 +86,8 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::test_support::{Random, for_thread_counts, poisoned, to_f64};
     use crate::ops::relu::oracle;
+    use crate::runtime::cpu::test_support::{Random, for_thread_counts, poisoned, to_f64};
 
     fn check<E: Element>(x: &[E]) {
         let dy: Vec<E> = Random::new(x.len() as u64).normals(x.len());

@@ -8,10 +8,10 @@ use deepwell_ir::{KernelRequest, Op};
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::gemm::Tier;
-use crate::cpu::parallel::{
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::Tier;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::{
     LANES, ROWS_PER_CHUNK, chunk_elements, padded_block, sum_lanes, sum_partial_rows, vectorized,
 };
 

@@ -12,10 +12,10 @@ use deepwell_ir::{KernelRequest, Op};
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::gemm::Tier;
-use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements, vectorized};
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::Tier;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements, vectorized};
 
 /// Sizes of a `[tokens, heads * head_dim]` tensor whose token `t` has the position `t % seq`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -292,8 +292,10 @@ pub(super) fn workspace_bytes(request: &KernelRequest<'_>, _: Tier, _: usize) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::test_support::{Random, assert_close, for_thread_counts, poisoned, to_f64};
     use crate::ops::rope::oracle;
+    use crate::runtime::cpu::test_support::{
+        Random, assert_close, for_thread_counts, poisoned, to_f64,
+    };
     use half::bf16;
 
     fn inv_freq(head_dim: usize, base: f64) -> Vec<f32> {

@@ -4,13 +4,11 @@ use deepwell_ir::ops::{Rope, Zigzag};
 use deepwell_ir::{KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
 use crate::ops::rope::cpu::rope_tables_at;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
@@ -19,18 +17,9 @@ const WIDTH: usize = 8;
 /// Heads per thread, as in the source.
 const HEADS: usize = 4;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_rope",
-    ops: &["rope", "rope_backward", "rope_of_part"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: roofline,
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_rope", &["rope", "rope_backward", "rope_of_part"], prepare)
+        .reject(reject)];
 
 /// Returns the rotation, whether it is backward, and the rank's part of each sequence; without
 /// context parallelism the part is the whole sequence.

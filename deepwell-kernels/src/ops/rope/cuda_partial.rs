@@ -5,12 +5,10 @@ use deepwell_ir::ops::Rope;
 
 use super::cuda::{rope_of, table_of};
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
@@ -19,18 +17,12 @@ const WIDTH: usize = 8;
 /// Heads per thread, as in the source.
 const HEADS: usize = 4;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_rope_partial",
-    ops: &["rope", "rope_backward", "rope_of_part"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: roofline,
-    workspace_bytes: no_workspace,
-    select_tile: None,
+pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec::new(
+    "cuda_rope_partial",
+    &["rope", "rope_backward", "rope_of_part"],
     prepare,
-}];
+)
+.reject(reject)];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let (rope, ..) = rope_of(request.op)?;

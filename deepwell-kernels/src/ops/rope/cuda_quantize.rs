@@ -5,27 +5,18 @@ use deepwell_ir::KernelRequest;
 
 use super::cuda::{rope_of, table_of};
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::row_quantize::{self, Rows, Tiles};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::row_quantize::{self, Rows, Tiles};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Pairs that a thread rotates at a time.
 const WIDTH: usize = 8;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_rope_quantize",
-    ops: &["rope", "rope_backward"],
-    epilogue: row_quantize::epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: roofline,
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_rope_quantize", &["rope", "rope_backward"], prepare)
+        .epilogue(row_quantize::epilogue)
+        .reject(reject)];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let (rope, ..) = rope_of(request.op.leading())?;

@@ -6,8 +6,8 @@ use deepwell_moe::{MoeError, TokenRouter};
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
 
 /// Tokens that a thread processes at a time.
 const TOKENS_PER_CHUNK: usize = 64;
@@ -156,8 +156,10 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::test_support::{Random, assert_close, for_thread_counts, poisoned, to_f64};
     use crate::ops::route::oracle;
+    use crate::runtime::cpu::test_support::{
+        Random, assert_close, for_thread_counts, poisoned, to_f64,
+    };
 
     fn settings(experts: usize, top_k: usize, score: RouteScore) -> Route {
         let normalize = score == RouteScore::Sigmoid;

@@ -4,12 +4,10 @@ use deepwell_ir::ops::{Route, RouteBackward, RouteScore};
 use deepwell_ir::{KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::support::grid_of;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::support::grid_of;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Threads of a CTA, as in the source: one warp per token.
 const THREADS: u32 = 128;
@@ -18,30 +16,9 @@ const WARPS: u32 = THREADS / 32;
 const EXPERTS_MAX: usize = 32 * 32;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_route",
-        ops: &["route"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject,
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: prepare_forward,
-    },
-    CudaKernelSpec {
-        name: "cuda_route_backward",
-        ops: &["route_backward"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject,
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: prepare_backward,
-    },
+    CudaKernelSpec::new("cuda_route", &["route"], prepare_forward).reject(reject),
+    CudaKernelSpec::new("cuda_route_backward", &["route_backward"], prepare_backward)
+        .reject(reject),
 ];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {

@@ -4,10 +4,10 @@
 use deepwell_ir::{KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::gemm::{self, DataKind, GemmError, Operand, Output, Tier, gemm};
-use crate::ops::bias_grad::cpu::bias_add_forward_in_place;
+use crate::runtime::cpu::add_bias::bias_add_forward_in_place;
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::{self, DataKind, GemmError, Operand, Output, Tier, gemm};
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
 
 /// Sizes of a router's projection.
 #[derive(Clone, Copy, Debug)]
@@ -129,10 +129,10 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::test_support::{
+    use crate::ops::linear::oracle;
+    use crate::runtime::cpu::test_support::{
         Random, assert_close_each, for_thread_counts, poisoned, to_f64,
     };
-    use crate::ops::linear::oracle;
 
     fn check<E: Element>(tokens: usize, experts: usize, width: usize) {
         let sizes = Sizes { tokens, experts, width };

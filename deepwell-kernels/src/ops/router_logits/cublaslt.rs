@@ -9,18 +9,18 @@ use deepwell_ir::{DType, KernelRequest, Op, Target};
 
 use super::cuda::sizes_of;
 use crate::KernelError;
-use crate::cuda::blas::{Matmul, Matrix};
-use crate::cuda::catalog::CUBLASLT;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::gemm::{
+use crate::runtime::cuda::architecture::CUBLASLT;
+use crate::runtime::cuda::blas::{Matmul, Matrix};
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::gemm::{
     LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, extents_fit, matrix,
     not_empty,
 };
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
-use crate::predict::{CUBLASLT_BF16, Rates};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::{CUBLASLT_BF16, Rates};
 
 const FILE: &str = "router_parts";
 /// Threads of a CTA, and elements per thread, as in the source.
@@ -34,34 +34,21 @@ const PARTS: usize = 3;
 const ALIGNMENT: usize = 256;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cublaslt_router_logits",
-        ops: &["router_logits"],
-        reject: |request| reject(request, &[0]),
-        prepare: prepare_forward,
-        ..SPEC
-    },
-    CudaKernelSpec {
-        name: "cublaslt_router_logits_backward",
-        ops: &["router_logits_backward"],
-        reject: |request| reject(request, &[1, 3]),
-        prepare: prepare_backward,
-        ..SPEC
-    },
+    SPEC.name("cublaslt_router_logits")
+        .ops(&["router_logits"])
+        .prepare(prepare_forward)
+        .reject(|request| reject(request, &[0])),
+    SPEC.name("cublaslt_router_logits_backward")
+        .ops(&["router_logits_backward"])
+        .prepare(prepare_backward)
+        .reject(|request| reject(request, &[1, 3])),
 ];
 
-const SPEC: CudaKernelSpec = CudaKernelSpec {
-    name: "",
-    ops: &[],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: Some(CUBLASLT),
-    reject: |_| None,
-    predict,
-    workspace_bytes: |request, _| Layout::of(request).bytes,
-    select_tile: None,
-    prepare: prepare_forward,
-};
+const SPEC: CudaKernelSpec = CudaKernelSpec::new("", &[], prepare_forward)
+    .library(CUBLASLT)
+    .reject(|_| None)
+    .predict(predict)
+    .workspace_bytes(|request, _| Layout::of(request).bytes);
 
 /// Requires whole vectors, which also satisfies the library's alignment.
 fn reject(request: &KernelRequest<'_>, activations: &[usize]) -> Option<String> {

@@ -3,13 +3,12 @@
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::gemm::extents_fit;
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
-use crate::predict::{MMA_SYNC_BF16, Rates};
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::gemm::extents_fit;
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::{MMA_SYNC_BF16, Rates};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
@@ -31,30 +30,18 @@ const RUNS_MAX: usize = 32;
 const RUN_MIN: usize = 256;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_router_logits",
-        ops: &["router_logits"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| reject(request, &[0]),
-        predict: |request, target| predict(request, target, 3.0),
-        workspace_bytes,
-        select_tile: None,
-        prepare: prepare_forward,
-    },
-    CudaKernelSpec {
-        name: "cuda_router_logits_backward",
-        ops: &["router_logits_backward"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| reject(request, &[1, 3]),
-        predict: |request, target| predict(request, target, 4.5),
-        workspace_bytes,
-        select_tile: None,
-        prepare: prepare_backward,
-    },
+    CudaKernelSpec::new("cuda_router_logits", &["router_logits"], prepare_forward)
+        .reject(|request| reject(request, &[0]))
+        .predict(|request, target| predict(request, target, 3.0))
+        .workspace_bytes(workspace_bytes),
+    CudaKernelSpec::new(
+        "cuda_router_logits_backward",
+        &["router_logits_backward"],
+        prepare_backward,
+    )
+    .reject(|request| reject(request, &[1, 3]))
+    .predict(|request, target| predict(request, target, 4.5))
+    .workspace_bytes(workspace_bytes),
 ];
 
 /// Predicts an FP32 GEMM as `gemms` GEMMs of BF16 parts: three, and for dx six. Predicted 79 and

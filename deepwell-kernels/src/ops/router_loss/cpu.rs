@@ -6,7 +6,7 @@ use deepwell_ir::ops::{IGNORED_TARGET, RouterLoss};
 use deepwell_moe::{MoeError, router_losses};
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run};
+use crate::runtime::cpu::operands::{Operands, Run};
 
 /// Inputs of the losses.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +80,7 @@ mod tests {
     use deepwell_ir::ops::RouteScore;
 
     use super::*;
-    use crate::cpu::test_support::Random;
+    use crate::runtime::cpu::test_support::Random;
 
     /// A step's loss is the average over micro-batches, for any number of these; micro-batches
     /// without targets are excluded.

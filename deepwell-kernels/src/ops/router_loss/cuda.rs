@@ -4,11 +4,9 @@ use deepwell_ir::ops::{IGNORED_TARGET, RouteScore, RouterLoss};
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
@@ -22,18 +20,10 @@ const COUNTING_CTAS_MAX: usize = 32;
 /// Most experts that fit shared memory, with 17 FP64 numbers per expert.
 const EXPERTS_MAX: usize = 512;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_router_loss",
-    ops: &["router_loss", "router_loss_grad"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: roofline,
-    workspace_bytes,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_router_loss", &["router_loss", "router_loss_grad"], prepare)
+        .reject(reject)
+        .workspace_bytes(workspace_bytes)];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let experts = request.operands[0].shape[1];

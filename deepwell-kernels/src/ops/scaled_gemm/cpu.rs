@@ -5,10 +5,10 @@ use deepwell_precision::QuantFormat;
 
 use super::nvfp4;
 use crate::KernelError;
-use crate::cpu::arena::{Arena, In};
-use crate::cpu::calls::gemm_output::{self, Bias, GemmTarget};
-use crate::cpu::calls::{Operands, Run};
-use crate::cpu::gemm::{Operand, Output, Tier, gemm};
+use crate::runtime::cpu::arena::{Arena, In};
+use crate::runtime::cpu::gemm::{Operand, Output, Tier, gemm};
+use crate::runtime::cpu::gemm_output::{self, Bias, GemmTarget};
+use crate::runtime::cpu::operands::{Operands, Run};
 
 /// Planes of an operand.
 struct PlanesIn {

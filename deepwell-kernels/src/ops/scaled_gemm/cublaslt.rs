@@ -12,16 +12,17 @@ use deepwell_ir::{DType, KernelRequest, Op, Target};
 
 use super::expand_scales::{Expansion, expand, expanded_bytes};
 use crate::KernelError;
-use crate::cuda::blas::{Matmul, Matrix};
-use crate::cuda::catalog::CUBLASLT;
-use crate::cuda::launch::gemm::{
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::architecture::CUBLASLT;
+use crate::runtime::cuda::blas::{Matmul, Matrix};
+use crate::runtime::cuda::launch::gemm::{
     LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, added_to, align_for_library, extents_fit,
     not_empty,
 };
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::{EpilogueSet, no_epilogue};
-use crate::predict::{CUBLASLT_FP8, Rates};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::epilogue::EpilogueSet;
+use crate::runtime::predict::{CUBLASLT_FP8, Rates};
 
 /// Rows of FP8 are aligned to 16 bytes.
 const K_MULTIPLE: usize = 16;
@@ -29,27 +30,15 @@ const K_MULTIPLE: usize = 16;
 /// of 4.
 const SIDE_MULTIPLE: usize = 8;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    SPEC,
-    CudaKernelSpec {
-        name: "cublaslt_mx_gemm_residual",
-        epilogue: |_| EpilogueSet::RESIDUAL,
-        ..SPEC
-    },
-];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[SPEC, SPEC.name("cublaslt_mx_gemm_residual").epilogue(|_| EpilogueSet::RESIDUAL)];
 
-const SPEC: CudaKernelSpec = CudaKernelSpec {
-    name: "cublaslt_mx_gemm",
-    ops: &["scaled_gemm"],
-    epilogue: no_epilogue,
-    architectures: &[Architecture::Sm90a],
-    library: Some(CUBLASLT),
-    reject,
-    predict: |request, target| Rates::of(target).roofline_s(request, CUBLASLT_FP8),
-    workspace_bytes,
-    select_tile: None,
-    prepare,
-};
+const SPEC: CudaKernelSpec = CudaKernelSpec::new("cublaslt_mx_gemm", &["scaled_gemm"], prepare)
+    .architectures(&[Architecture::Sm90a])
+    .library(CUBLASLT)
+    .reject(reject)
+    .predict(|request, target| Rates::of(target).roofline_s(request, CUBLASLT_FP8))
+    .workspace_bytes(workspace_bytes);
 
 fn gemm_of(op: &Op) -> Option<&ScaledGemm> {
     match op.leading() {

@@ -4,10 +4,11 @@
 use deepwell_ir::{DType, GemmKind, KernelRequest, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::gemm::LIBRARY_ALIGNMENT_BYTES;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::predict::Rates;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::gemm::LIBRARY_ALIGNMENT_BYTES;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::predict::Rates;
 
 /// Threads of a CTA, as in both sources.
 const THREADS: u32 = 256;

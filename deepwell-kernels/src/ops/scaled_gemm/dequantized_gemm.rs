@@ -10,56 +10,45 @@ use deepwell_ir::{DType, GemmKind, KernelRequest, Op};
 use super::dequantize_operands::{self as operands, Operand, sizes_of, width};
 use super::mxfp8_gemm;
 use crate::KernelError;
-use crate::cuda::blas::{Matmul, Matrix};
-use crate::cuda::catalog::CUBLASLT;
-use crate::cuda::driver::DevicePtr;
-use crate::cuda::launch::gemm::{
+use crate::ops::linear::sm90_bf16::{self, BOX_ROWS, Gemm};
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::architecture::CUBLASLT;
+use crate::runtime::cuda::blas::{Matmul, Matrix};
+use crate::runtime::cuda::driver::DevicePtr;
+use crate::runtime::cuda::launch::gemm::{
     LIBRARY_ALIGNMENT_BYTES, LIBRARY_SCRATCH_BYTES, align_for_library, not_empty,
 };
-use crate::cuda::launch::tcgen05::{GemmSizes, Operands, k_major_boxes};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
-use crate::ops::linear::sm90_bf16::{self, BOX_ROWS, Gemm};
-use crate::predict::{CUBLASLT_BF16, Rates};
+use crate::runtime::cuda::launch::tcgen05::GemmSizes;
+use crate::runtime::cuda::launch::tensor_maps::{Operands, k_major_boxes};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::{CUBLASLT_BF16, Rates};
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cublaslt_dequantized_mx_gemm",
-        ops: &["scaled_gemm"],
-        epilogue: no_epilogue,
-        architectures: &[Architecture::Sm90a],
-        library: Some(CUBLASLT),
-        reject: reject_by_library,
-        predict: |request, target| {
+    CudaKernelSpec::new("cublaslt_dequantized_mx_gemm", &["scaled_gemm"], prepare_by_library)
+        .architectures(&[Architecture::Sm90a])
+        .library(CUBLASLT)
+        .reject(reject_by_library)
+        .predict(|request, target| {
             let gemm_s = Rates::of(target).bf16_gemm_s(request, CUBLASLT_BF16);
             operands::predicted_s(sizes_of(request), target) + gemm_s
-        },
-        workspace_bytes: |request, _| {
+        })
+        .workspace_bytes(|request, _| {
             LIBRARY_ALIGNMENT_BYTES + operands::bytes(sizes_of(request)) + LIBRARY_SCRATCH_BYTES
-        },
-        select_tile: None,
-        prepare: prepare_by_library,
-    },
-    CudaKernelSpec {
-        name: "cuda_sm90_dequantized_mxfp8_gemm",
-        ops: &["scaled_gemm"],
-        epilogue: no_epilogue,
-        architectures: &[Architecture::Sm90a],
-        library: None,
-        reject,
-        predict: |request, target| {
+        }),
+    CudaKernelSpec::new("cuda_sm90_dequantized_mxfp8_gemm", &["scaled_gemm"], prepare)
+        .architectures(&[Architecture::Sm90a])
+        .reject(reject)
+        .predict(|request, target| {
             operands::predicted_s(sizes_of(request), target)
                 + sm90_bf16::predicted_s(gemm_sizes(request), target)
-        },
-        workspace_bytes: |request, target| {
+        })
+        .workspace_bytes(|request, target| {
             LIBRARY_ALIGNMENT_BYTES
                 + operands::bytes(sizes_of(request))
                 + sm90_bf16::workspace_bytes(gemm_sizes(request), target)
-        },
-        select_tile: Some(|request, target| sm90_bf16::select_tile(gemm_sizes(request), target)),
-        prepare,
-    },
+        })
+        .select_tile(|request, target| sm90_bf16::select_tile(gemm_sizes(request), target)),
 ];
 
 /// Sizes of the GEMM in BF16.

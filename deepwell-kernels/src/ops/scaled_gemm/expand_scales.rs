@@ -4,11 +4,11 @@
 use deepwell_precision::{BlockShape, Granularity, QuantFormat};
 
 use crate::KernelError;
-use crate::cuda::blas::BlockScales;
-use crate::cuda::driver::{Argument, DevicePtr, Launch};
-use crate::cuda::launch::gemm::LIBRARY_ALIGNMENT_BYTES;
-use crate::cuda::launch::support::grid_of;
-use crate::cuda::prepare::{Device, Step};
+use crate::runtime::cuda::blas::BlockScales;
+use crate::runtime::cuda::driver::{Argument, DevicePtr, Launch};
+use crate::runtime::cuda::launch::gemm::LIBRARY_ALIGNMENT_BYTES;
+use crate::runtime::cuda::launch::support::grid_of;
+use crate::runtime::cuda::prepare::{Device, Step};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;

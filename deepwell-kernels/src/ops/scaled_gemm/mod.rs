@@ -14,7 +14,7 @@ mod sm120_mxfp8_gemm;
 pub(crate) mod sm90_mxfp8_gemm;
 
 use super::OpKernels;
-use crate::cpu::CpuKernel;
+use crate::runtime::cpu::CpuKernel;
 
 pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[CpuKernel::new("scaled_gemm", cpu::prepare).scratch(cpu::workspace_bytes).tiered()],

@@ -3,12 +3,11 @@
 use deepwell_ir::{DType, KernelRequest, Op};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::gemm::{extents_fit, tile_ctas};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::gemm::{extents_fit, tile_ctas};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
@@ -17,18 +16,10 @@ const SHARED_BYTES: u32 = 3 * (2 * 16 * 1024 + 1024);
 /// Elements of a 16-byte copy.
 const WIDTH: usize = 16;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_mxfp8_gemm",
-    ops: &["scaled_gemm"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: |request, target| mma_sync_gemm(request, target, MMA_SYNC_MXFP8),
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_mxfp8_gemm", &["scaled_gemm"], prepare)
+        .reject(reject)
+        .predict(|request, target| mma_sync_gemm(request, target, MMA_SYNC_MXFP8))];
 
 /// Reason for refusing a GEMM in this kernel or in `sm120_mxfp8_gemm`.
 pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {

@@ -9,9 +9,11 @@ use deepwell_precision::{e2m1, scale_tiles, ue4m3};
 use half::bf16;
 use rayon::prelude::*;
 
-use crate::cpu::element::Element;
-use crate::cpu::gemm::{self, Carver, DataKind, GemmError, Operand, Output, Tier, carved_bytes};
-use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, chunk_elements};
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::{
+    self, Carver, DataKind, GemmError, Operand, Output, Tier, carved_bytes,
+};
+use crate::runtime::cpu::parallel::{ELEMENTS_PER_CHUNK, chunk_elements};
 
 /// Values of all E2M1 bit patterns.
 const VALUES: [f32; 16] = {
@@ -172,9 +174,9 @@ mod tests {
     use deepwell_precision::{QuantFormat, packed};
 
     use super::*;
-    use crate::cpu::gemm::best_tier;
-    use crate::cpu::test_support::{Random, for_thread_counts, poisoned};
     use crate::ops::scaled_gemm::nvfp4_oracle as oracle;
+    use crate::runtime::cpu::gemm::best_tier;
+    use crate::runtime::cpu::test_support::{Random, for_thread_counts, poisoned};
 
     /// A matrix quantized by `deepwell-precision`.
     struct Quantized {

@@ -6,29 +6,24 @@
 use deepwell_ir::{DType, KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::gemm::{extents_fit, not_empty};
-use crate::cuda::launch::tcgen05::{GemmSizes, Operands, TileShape, k_major_boxes, scale_boxes};
-use crate::cuda::launch::tcgen05_cost::ResultCost;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
-use crate::epilogue::no_epilogue;
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::gemm::{extents_fit, not_empty};
+use crate::runtime::cuda::launch::tcgen05::{GemmSizes, TileShape};
+use crate::runtime::cuda::launch::tcgen05_cost::ResultCost;
+use crate::runtime::cuda::launch::tensor_maps::{Operands, k_major_boxes, scale_boxes};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::{CudaKernelSpec, TileSelection};
 
 /// Row strides of operands are multiples of this, for tensor copies.
 const WIDTH: usize = 16;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm100_mxfp8_gemm",
-    ops: OPS,
-    epilogue: no_epilogue,
-    architectures: ARCHITECTURES,
-    library: None,
-    reject,
-    predict,
-    workspace_bytes: no_workspace,
-    select_tile: Some(select_tile),
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_sm100_mxfp8_gemm", OPS, prepare)
+        .architectures(ARCHITECTURES)
+        .reject(reject)
+        .predict(predict)
+        .select_tile(select_tile)];
 
 const OPS: &[&str] = &["scaled_gemm"];
 pub(crate) const ARCHITECTURES: &[Architecture] = &[Architecture::Sm100a, Architecture::Sm103a];

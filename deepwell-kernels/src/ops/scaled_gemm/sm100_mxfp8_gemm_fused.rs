@@ -4,24 +4,20 @@ use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::sm100_mxfp8_gemm::{ARCHITECTURES, operand_maps, reject as reject_gemm, sizes_of};
 use crate::KernelError;
-use crate::cuda::driver::DevicePtr;
-use crate::cuda::launch::fused_gemm::{self, FusedGemm, MX_OPS};
-use crate::cuda::launch::tcgen05::{Operands, TileShape};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{CudaKernelSpec, TileSelection, no_workspace};
+use crate::runtime::cuda::driver::DevicePtr;
+use crate::runtime::cuda::launch::fused_gemm::{self, FusedGemm, MX_OPS};
+use crate::runtime::cuda::launch::tcgen05::TileShape;
+use crate::runtime::cuda::launch::tensor_maps::Operands;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::{CudaKernelSpec, TileSelection};
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm100_mxfp8_gemm_fused",
-    ops: MX_OPS,
-    epilogue: fused_gemm::epilogue,
-    architectures: ARCHITECTURES,
-    library: None,
-    reject,
-    predict,
-    workspace_bytes: no_workspace,
-    select_tile: Some(select_tile),
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_sm100_mxfp8_gemm_fused", MX_OPS, prepare)
+        .epilogue(fused_gemm::epilogue)
+        .architectures(ARCHITECTURES)
+        .reject(reject)
+        .predict(predict)
+        .select_tile(select_tile)];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     fused_gemm::reject(request, reject_gemm, sizes_of)

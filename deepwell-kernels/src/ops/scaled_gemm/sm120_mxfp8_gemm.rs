@@ -6,23 +6,16 @@
 
 use super::mxfp8_gemm::{prepare_from, reject};
 use crate::KernelError;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::{SM120_MXFP8, mma_sync_gemm};
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::{SM120_MXFP8, mma_sync_gemm};
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm120_mxfp8_gemm",
-    ops: &["scaled_gemm"],
-    epilogue: no_epilogue,
-    architectures: &[Architecture::Sm120a],
-    library: None,
-    reject,
-    predict: |request, target| mma_sync_gemm(request, target, SM120_MXFP8),
-    workspace_bytes: no_workspace,
-    select_tile: None,
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_sm120_mxfp8_gemm", &["scaled_gemm"], prepare)
+        .architectures(&[Architecture::Sm120a])
+        .reject(reject)
+        .predict(|request, target| mma_sync_gemm(request, target, SM120_MXFP8))];
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     prepare_from("sm120_mxfp8_gemm", call, device)

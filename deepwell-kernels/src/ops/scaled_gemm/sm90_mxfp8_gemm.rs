@@ -8,12 +8,13 @@ use deepwell_ir::{KernelRequest, Op, Target, Tile};
 
 use super::sm100_mxfp8_gemm;
 use crate::KernelError;
-use crate::cuda::driver::{Argument, DevicePtr, Launch};
-use crate::cuda::launch::tcgen05::{GemmSizes, Operands, k_major_boxes, scale_boxes};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, TileSelection, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
+use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::driver::{Argument, DevicePtr, Launch};
+use crate::runtime::cuda::launch::tcgen05::GemmSizes;
+use crate::runtime::cuda::launch::tensor_maps::{Operands, k_major_boxes, scale_boxes};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::{CudaKernelSpec, TileSelection};
+use crate::runtime::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
 
 /// Threads of a CTA, as in the source.
 pub(crate) const THREADS: u32 = 384;
@@ -32,18 +33,12 @@ const fn shared_beside_stages(staged_warp_bytes: usize) -> usize {
     1024 + 8 * staged_warp_bytes + 256
 }
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec {
-    name: "cuda_sm90_mxfp8_gemm",
-    ops: &["scaled_gemm"],
-    epilogue: no_epilogue,
-    architectures: &[Architecture::Sm90a],
-    library: None,
-    reject,
-    predict,
-    workspace_bytes: no_workspace,
-    select_tile: Some(select_tile),
-    prepare,
-}];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_sm90_mxfp8_gemm", &["scaled_gemm"], prepare)
+        .architectures(&[Architecture::Sm90a])
+        .reject(reject)
+        .predict(predict)
+        .select_tile(select_tile)];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     if let Op::ScaledGemm(op) = request.op {

@@ -4,7 +4,7 @@
 use deepwell_ir::Op;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run};
+use crate::runtime::cpu::operands::{Operands, Run};
 
 /// Counts each expert's occurrences in `chosen` into `counts` `[experts]`, or accumulates. Counts
 /// are exact up to 2^24.
@@ -61,8 +61,8 @@ pub(super) fn prepare_update(operands: &Operands<'_>, op: &Op) -> Result<Run, Ke
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::test_support::{Random, assert_close, poisoned, to_f64};
     use crate::ops::selection_bias::oracle;
+    use crate::runtime::cpu::test_support::{Random, assert_close, poisoned, to_f64};
 
     #[test]
     fn matches_the_oracle() {

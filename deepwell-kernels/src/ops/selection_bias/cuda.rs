@@ -3,38 +3,17 @@
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
 use crate::ops::dispatch::cuda::{THREADS, runs};
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_count_experts",
-        ops: &["count_experts"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject,
-        predict: roofline,
-        workspace_bytes,
-        select_tile: None,
-        prepare: prepare_counts,
-    },
-    CudaKernelSpec {
-        name: "cuda_selection_bias_update",
-        ops: &["selection_bias_update"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |_| None,
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: prepare_update,
-    },
+    CudaKernelSpec::new("cuda_count_experts", &["count_experts"], prepare_counts)
+        .reject(reject)
+        .workspace_bytes(workspace_bytes),
+    CudaKernelSpec::new("cuda_selection_bias_update", &["selection_bias_update"], prepare_update)
+        .reject(|_| None),
 ];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {

@@ -5,7 +5,7 @@ mod cuda;
 pub mod oracle;
 
 use super::OpKernels;
-use crate::cpu::CpuKernel;
+use crate::runtime::cpu::CpuKernel;
 
 pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[

@@ -4,9 +4,9 @@ use deepwell_ir::Op;
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::parallel::ROWS_PER_CHUNK;
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::ROWS_PER_CHUNK;
 
 /// Copies `x` `[rows, a + b]` to `first` `[rows, a]` and `rest` `[rows, b]`; `columns` are
 /// `[a, b]`.
@@ -84,8 +84,8 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::test_support::{Random, for_thread_counts, poisoned, to_f64};
     use crate::ops::split_columns::oracle;
+    use crate::runtime::cpu::test_support::{Random, for_thread_counts, poisoned, to_f64};
 
     fn check<E: Element>(rows: usize, [a, b]: [usize; 2]) {
         let x: Vec<E> = Random::new((rows + a) as u64).normals(rows * (a + b));

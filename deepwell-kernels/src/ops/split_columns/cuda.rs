@@ -3,39 +3,21 @@
 use deepwell_ir::KernelRequest;
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::row_lanes::{RowLanes, THREADS};
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::row_lanes::{RowLanes, THREADS};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_split_columns",
-        ops: &["split_columns"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject,
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: |call, device| prepare(call, device, "split_columns", 1),
-    },
-    CudaKernelSpec {
-        name: "cuda_join_columns",
-        ops: &["join_columns"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject,
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: |call, device| prepare(call, device, "join_columns", 0),
-    },
+    CudaKernelSpec::new("cuda_split_columns", &["split_columns"], |call, device| {
+        prepare(call, device, "split_columns", 1)
+    })
+    .reject(reject),
+    CudaKernelSpec::new("cuda_join_columns", &["join_columns"], |call, device| {
+        prepare(call, device, "join_columns", 0)
+    })
+    .reject(reject),
 ];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {

@@ -7,10 +7,10 @@ use deepwell_precision::{BLOCK, ElementFormat, Philox, ScaleFormat, e8m0, scale_
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::gemm::{Carver, Tier};
-use crate::cpu::parallel::vectorized;
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::{Carver, Tier};
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::vectorized;
 
 /// Rounds the elements of an operand quantized from `x` `[rows, columns]`: `data` is
 /// `[rows, columns]`, or with `by_column` `[columns, rows]`, and `scales` are the operand's scales,
@@ -118,7 +118,7 @@ mod tests {
     use half::bf16;
 
     use super::*;
-    use crate::cpu::test_support::{Random, for_thread_counts};
+    use crate::runtime::cpu::test_support::{Random, for_thread_counts};
 
     const PHILOX: Philox = Philox { seed: 11, stream: 5 << 32 | 3 };
 

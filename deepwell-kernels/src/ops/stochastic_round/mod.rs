@@ -4,7 +4,7 @@ pub mod cpu;
 mod cuda;
 
 use super::OpKernels;
-use crate::cpu::CpuKernel;
+use crate::runtime::cpu::CpuKernel;
 
 pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[CpuKernel::new("stochastic_round", cpu::prepare).scratch(cpu::workspace_bytes)],

@@ -7,10 +7,10 @@ use deepwell_ir::Op;
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
-use crate::cpu::vector_math::sigmoid;
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
+use crate::runtime::cpu::vector_math::sigmoid;
 
 /// Writes `out = gate * sigmoid(gate) * up`; the slices are equally long, of any shape.
 ///
@@ -108,10 +108,10 @@ pub(super) fn prepare_backward(operands: &Operands<'_>, _: &Op) -> Result<Run, K
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::test_support::{
+    use crate::ops::swiglu::oracle;
+    use crate::runtime::cpu::test_support::{
         Random, assert_close_each, for_thread_counts, poisoned, to_f64,
     };
-    use crate::ops::swiglu::oracle;
     use half::bf16;
 
     fn check<E: Element>(gate: &[E]) {

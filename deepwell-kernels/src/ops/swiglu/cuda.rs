@@ -3,12 +3,10 @@
 use deepwell_ir::KernelRequest;
 
 use crate::KernelError;
-use crate::cuda::driver::Argument;
-use crate::cuda::launch::support::{all_bf16, grid_of};
-use crate::cuda::prepare::{CallView, Device, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec, no_workspace};
-use crate::epilogue::no_epilogue;
-use crate::predict::roofline;
+use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::launch::support::{all_bf16, grid_of};
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
 
 /// Threads of a CTA, as in the source.
 const THREADS: u32 = 256;
@@ -16,30 +14,14 @@ const THREADS: u32 = 256;
 const WIDTH: usize = 8;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cuda_swiglu",
-        ops: &["swiglu"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: |request| all_bf16(request, &[0, 1, 2]),
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: |call, device| prepare(call, device, "swiglu_bf16"),
-    },
-    CudaKernelSpec {
-        name: "cuda_swiglu_backward",
-        ops: &["swiglu_backward"],
-        epilogue: no_epilogue,
-        architectures: &Architecture::ALL,
-        library: None,
-        reject: reject_backward,
-        predict: roofline,
-        workspace_bytes: no_workspace,
-        select_tile: None,
-        prepare: |call, device| prepare(call, device, "swiglu_backward_bf16"),
-    },
+    CudaKernelSpec::new("cuda_swiglu", &["swiglu"], |call, device| {
+        prepare(call, device, "swiglu_bf16")
+    })
+    .reject(|request| all_bf16(request, &[0, 1, 2])),
+    CudaKernelSpec::new("cuda_swiglu_backward", &["swiglu_backward"], |call, device| {
+        prepare(call, device, "swiglu_backward_bf16")
+    })
+    .reject(reject_backward),
 ];
 
 fn reject_backward(request: &KernelRequest<'_>) -> Option<String> {

@@ -6,10 +6,10 @@ use deepwell_ir::ops::VocabSlice;
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements};
 use crate::ops::embedding::cpu::{TokenOutOfRange, check_tokens};
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::{ROWS_PER_CHUNK, chunk_elements};
 
 /// Writes `out[t] = table[tokens[t] - first]`, and zeros for tokens of other ranks; `table` is
 /// `[slice.rows, hidden]`, `out` `[tokens.len(), hidden]`.
@@ -138,8 +138,8 @@ pub(super) fn prepare_embedding_backward(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::test_support::{Random, for_thread_counts, poisoned};
     use crate::ops::embedding::cpu as whole;
+    use crate::runtime::cpu::test_support::{Random, for_thread_counts, poisoned};
     use half::bf16;
 
     /// The combined results of all ranks equal those of a single rank to the bit.

@@ -5,50 +5,40 @@ use deepwell_ir::ops::{VocabParallelSums, VocabSlice};
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use crate::KernelError;
-use crate::cuda::catalog::CUBLASLT;
-use crate::cuda::driver::{Argument, DevicePtr};
-use crate::cuda::launch::gemm::{extents_fit, not_empty};
-use crate::cuda::launch::support::all_bf16;
-use crate::cuda::prepare::{CallView, Device, DeviceTensor, Step};
-use crate::cuda::spec::{Architecture, CudaKernelSpec};
-use crate::epilogue::no_epilogue;
 use crate::ops::linear_cross_entropy::cuda::{Chunk, Gemms, HeadGemms, Layout, layout_of};
-use crate::predict::{CUBLASLT_BF16, MMA_SYNC_BF16, Rates, roofline};
+use crate::runtime::cuda::architecture::CUBLASLT;
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::launch::gemm::{extents_fit, not_empty};
+use crate::runtime::cuda::launch::support::all_bf16;
+use crate::runtime::cuda::prepare::{CallView, Device, Step};
+use crate::runtime::cuda::spec::CudaKernelSpec;
+use crate::runtime::predict::{CUBLASLT_BF16, MMA_SYNC_BF16, Rates, roofline};
 
 /// Threads of a CTA of `cross_entropy.cu`.
 const THREADS: u32 = 512;
 
-const OWN: CudaKernelSpec = CudaKernelSpec {
-    name: "cuda_vocab_parallel_head",
-    ops: &["vocab_parallel_sums", "vocab_parallel_cross_entropy_grad"],
-    epilogue: no_epilogue,
-    architectures: &Architecture::ALL,
-    library: None,
-    reject,
-    predict: |request, target| Rates::of(target).roofline_s(request, MMA_SYNC_BF16),
-    workspace_bytes: |request, _| layout_of(request).without_library,
-    select_tile: None,
-    prepare: |call, device| prepare(call, device, Gemms::Own),
-};
+const OWN: CudaKernelSpec = CudaKernelSpec::new(
+    "cuda_vocab_parallel_head",
+    &["vocab_parallel_sums", "vocab_parallel_cross_entropy_grad"],
+    |call, device| prepare(call, device, Gemms::Own),
+)
+.reject(reject)
+.predict(|request, target| Rates::of(target).roofline_s(request, MMA_SYNC_BF16))
+.workspace_bytes(|request, _| layout_of(request).without_library);
 
 pub(super) const SPECS: &[CudaKernelSpec] = &[
-    CudaKernelSpec {
-        name: "cublaslt_vocab_parallel_head",
-        library: Some(CUBLASLT),
-        predict: |request, target| Rates::of(target).roofline_s(request, CUBLASLT_BF16),
-        workspace_bytes: |request, _| layout_of(request).with_library,
-        prepare: |call, device| prepare(call, device, Gemms::Library),
-        ..OWN
-    },
+    OWN.name("cublaslt_vocab_parallel_head")
+        .prepare(|call, device| prepare(call, device, Gemms::Library))
+        .library(CUBLASLT)
+        .predict(|request, target| Rates::of(target).roofline_s(request, CUBLASLT_BF16))
+        .workspace_bytes(|request, _| layout_of(request).with_library),
     OWN,
-    CudaKernelSpec {
-        name: "cuda_vocab_parallel_loss",
-        ops: &["vocab_parallel_cross_entropy"],
-        predict: roofline,
-        workspace_bytes: losses_bytes,
-        prepare: prepare_loss,
-        ..OWN
-    },
+    OWN.name("cuda_vocab_parallel_loss")
+        .ops(&["vocab_parallel_cross_entropy"])
+        .prepare(prepare_loss)
+        .predict(roofline)
+        .workspace_bytes(losses_bytes),
 ];
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {

@@ -10,15 +10,15 @@ use half::bf16;
 use rayon::prelude::*;
 
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::gemm::{self, Carver, Operand, Output, Tier};
-use crate::cpu::parallel::vectorized;
-use crate::cpu::softmax::greatest;
 use crate::ops::linear_cross_entropy::cpu::{
     CrossEntropyError, HeadGradients, IGNORED_TARGET, check_lengths, check_targets, chunk_tokens,
     exponentiate_row, workspace_bytes,
 };
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::{self, Carver, Operand, Output, Tier};
+use crate::runtime::cpu::operands::{Operands, Run, by_float};
+use crate::runtime::cpu::parallel::vectorized;
+use crate::runtime::cpu::softmax::greatest;
 
 /// Values per token.
 const SUMS: usize = VocabParallelSums::COUNT;
@@ -340,9 +340,11 @@ pub(super) fn workspace(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::test_support::{Random, assert_close, for_thread_counts, poisoned, to_f64};
     use crate::ops::linear_cross_entropy::cpu::linear_cross_entropy_on;
     use crate::ops::linear_cross_entropy::oracle;
+    use crate::runtime::cpu::test_support::{
+        Random, assert_close, for_thread_counts, poisoned, to_f64,
+    };
 
     struct Case<E> {
         hidden: usize,

@@ -10,8 +10,8 @@ use cudarc::cublaslt::sys::{
 use deepwell_ir::DType;
 
 use super::check;
-use crate::cuda::blas::{BlockScales, Matmul, Matrix};
-use crate::cuda::driver::{DevicePtr, DriverError, DriverResult};
+use crate::runtime::cuda::blas::{BlockScales, Matmul, Matrix};
+use crate::runtime::cuda::driver::{DevicePtr, DriverError, DriverResult};
 
 /// Maximum alignment reported to the library: the alignment of values in an arena, so that the
 /// algorithm does not depend on the address of a value.

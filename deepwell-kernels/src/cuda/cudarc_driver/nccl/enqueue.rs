@@ -10,8 +10,8 @@ use super::super::error::check;
 use super::library::{DataType, ReduceOp};
 use super::{Handle, Shared, lock};
 use crate::Exchange;
-use crate::cuda::comm::DeviceExchange;
-use crate::cuda::driver::{DriverError, DriverResult};
+use crate::runtime::cuda::comm::DeviceExchange;
+use crate::runtime::cuda::driver::{DriverError, DriverResult};
 
 /// The library's type and operation of a reduction, and the bytes of an element.
 fn reduced(dtype: DType, reduction: Reduction) -> Result<(DataType, ReduceOp, usize), String> {

@@ -5,7 +5,7 @@ use deepwell_ir::ops::{CollectiveKind, Reduction};
 use deepwell_ir::{DType, ProcessGroup};
 
 use super::{NcclHost, NcclId, NcclRank, host_group, init, lock};
-use crate::cuda::driver::{DriverError, DriverResult};
+use crate::runtime::cuda::driver::{DriverError, DriverResult};
 use crate::{Comm, CommError, Exchange};
 
 /// Bytes of the warm-up collectives: enough that the library sets up the connections of large

@@ -9,8 +9,8 @@ use deepwell_ir::{DType, ProcessGroup, Shape};
 use super::super::context::{Context, new_stream};
 use super::super::error::check;
 use super::{NcclRank, Shared};
-use crate::cuda::comm::DeviceExchange;
-use crate::cuda::driver::{DevicePtr, DriverResult};
+use crate::runtime::cuda::comm::DeviceExchange;
+use crate::runtime::cuda::driver::{DevicePtr, DriverResult};
 use crate::{Comm, CommError, Exchange};
 
 /// Bytes of each of the two buffers: longer collectives are split.

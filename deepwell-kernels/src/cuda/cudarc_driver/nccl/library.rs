@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys::CUstream;
 
-use crate::cuda::driver::{DriverError, DriverResult};
+use crate::runtime::cuda::driver::{DriverError, DriverResult};
 
 /// Environment variable with the path of NCCL's file, or of its folder.
 pub const NCCL_VARIABLE: &str = "DEEPWELL_NCCL";

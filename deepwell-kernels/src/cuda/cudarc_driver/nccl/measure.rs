@@ -6,7 +6,7 @@ use std::ptr;
 use cudarc::driver::sys::CUstream;
 
 use super::library::{Communicator, DataType, Library, ReduceOp};
-use crate::cuda::driver::{DevicePtr, DriverResult};
+use crate::runtime::cuda::driver::{DevicePtr, DriverResult};
 
 /// A communicator for each of several devices of this process.
 pub(in crate::cuda::cudarc_driver) struct Communicators {

@@ -30,8 +30,8 @@ use self::library::{Communicator, Config, Library, UniqueId};
 use super::CudarcDriver;
 use super::context::{Context, no_such};
 use crate::CommError;
-use crate::cuda::comm::{DeviceComm, DeviceExchange, ExchangePlan};
-use crate::cuda::driver::{DriverError, DriverResult, Stream};
+use crate::runtime::cuda::comm::{DeviceComm, DeviceExchange, ExchangePlan};
+use crate::runtime::cuda::driver::{DriverError, DriverResult, Stream};
 
 pub use self::host::NcclHost;
 pub use self::library::NCCL_VARIABLE;

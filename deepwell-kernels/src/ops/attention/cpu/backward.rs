@@ -8,10 +8,12 @@ use super::{
     ALIGNMENT, AttentionError, AttentionShape, Documents, Head, KEY_TILE, QUERY_TILE, SharedOutput,
     Tile, for_each_task, gemm_bytes, slots_bytes,
 };
-use crate::cpu::element::Element;
-use crate::cpu::gemm::{Carver, Operand, Output, Tier, best_tier, carved_bytes, gemm_serial};
-use crate::cpu::parallel::{LANES, sum_lanes, vectorized};
-use crate::cpu::softmax::exp_or_zero;
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::{
+    Carver, Operand, Output, Tier, best_tier, carved_bytes, gemm_serial,
+};
+use crate::runtime::cpu::parallel::{LANES, sum_lanes, vectorized};
+use crate::runtime::cpu::softmax::exp_or_zero;
 
 /// Bytes of workspace for [`attention_backward`] on up to `threads` threads: per thread two tiles
 /// of scores in `f32` and two in `E`, one tile of dq and a whole sequence of dk and dv of one head

@@ -7,10 +7,12 @@ use super::{
     ALIGNMENT, AttentionError, AttentionShape, Documents, Head, KEY_TILE, QUERY_TILE, SharedOutput,
     Tile, for_each_task, gemm_bytes, slots_bytes,
 };
-use crate::cpu::element::Element;
-use crate::cpu::gemm::{Carver, Operand, Output, Tier, best_tier, carved_bytes, gemm_serial};
-use crate::cpu::parallel::{LANES, sum_lanes, vectorized};
-use crate::cpu::softmax::{exp_or_zero, greater, greatest_lane};
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::{
+    Carver, Operand, Output, Tier, best_tier, carved_bytes, gemm_serial,
+};
+use crate::runtime::cpu::parallel::{LANES, sum_lanes, vectorized};
+use crate::runtime::cpu::softmax::{exp_or_zero, greater, greatest_lane};
 
 /// Bytes of workspace for [`attention_forward`] on up to `threads` threads: per thread one tile of
 /// scores in `f32`, one in `E`, one tile of the output in `f32` and the GEMMs' packing.

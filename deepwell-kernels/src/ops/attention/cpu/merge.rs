@@ -2,8 +2,8 @@
 
 use rayon::prelude::*;
 
-use crate::cpu::element::Element;
-use crate::cpu::softmax::exp_or_zero;
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::softmax::exp_or_zero;
 
 /// Tokens per task.
 const TOKENS_PER_TASK: usize = 64;

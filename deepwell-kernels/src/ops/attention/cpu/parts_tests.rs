@@ -5,9 +5,9 @@ use deepwell_ir::ops::Zigzag;
 use half::bf16;
 
 use super::*;
-use crate::cpu::gemm::best_tier;
-use crate::cpu::test_support::{Random, for_thread_counts, poisoned, to_f64};
 use crate::ops::attention::oracle;
+use crate::runtime::cpu::gemm::best_tier;
+use crate::runtime::cpu::test_support::{Random, for_thread_counts, poisoned, to_f64};
 
 /// Sizes of whole sequences.
 #[derive(Clone, Copy)]

@@ -9,9 +9,9 @@ use super::{
     forward_workspace_bytes, merge_attention, sink_gradients,
 };
 use crate::KernelError;
-use crate::cpu::calls::{Operands, Run, Stored, by_float};
-use crate::cpu::element::Element;
-use crate::cpu::gemm::Tier;
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::Tier;
+use crate::runtime::cpu::operands::{Operands, Run, Stored, by_float};
 
 /// An element type that operands may be stored in.
 trait Number: Element + Stored {}

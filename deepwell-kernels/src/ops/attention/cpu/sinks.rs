@@ -7,7 +7,7 @@
 use rayon::prelude::*;
 
 use super::{AttentionError, AttentionShape, Head};
-use crate::cpu::element::Element;
+use crate::runtime::cpu::element::Element;
 
 /// Writes the gradient of each head's sink to `dsinks`, or accumulates it; layouts as in the
 /// [module](super)'s table. `out` and `lse` are the forward's results.

@@ -3,9 +3,11 @@
 use half::bf16;
 
 use super::*;
-use crate::cpu::gemm::Tier;
-use crate::cpu::test_support::{Random, assert_close_each, for_thread_counts, poisoned, to_f64};
 use crate::ops::attention::oracle;
+use crate::runtime::cpu::gemm::Tier;
+use crate::runtime::cpu::test_support::{
+    Random, assert_close_each, for_thread_counts, poisoned, to_f64,
+};
 
 struct Case<E> {
     shape: AttentionShape,

@@ -3,11 +3,13 @@
 use deepwell_precision::{QuantFormat, quantize_columns, quantize_rows, scales_len};
 
 use super::*;
-use crate::cpu::element::Element;
-use crate::cpu::gemm::workspace_bytes;
-use crate::cpu::test_support::{Random, assert_close_each, for_thread_counts, poisoned, to_f64};
 use crate::ops::dequantize::oracle as mx;
 use crate::ops::grouped_gemm::oracle;
+use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::workspace_bytes;
+use crate::runtime::cpu::test_support::{
+    Random, assert_close_each, for_thread_counts, poisoned, to_f64,
+};
 
 /// Groups of so many pairs, each padded to whole blocks, and 64 rows behind them.
 struct Groups {
@@ -78,8 +80,9 @@ struct Case<'a> {
 impl Case<'_> {
     fn workspace(&self) -> Vec<u8> {
         let Sizes { rows, n, k } = self.sizes;
-        let kinds = [crate::cpu::gemm::DataKind::F32, crate::cpu::gemm::DataKind::Bf16];
-        let kinds = kinds.into_iter().chain([crate::cpu::gemm::DataKind::Mx]);
+        let kinds =
+            [crate::runtime::cpu::gemm::DataKind::F32, crate::runtime::cpu::gemm::DataKind::Bf16];
+        let kinds = kinds.into_iter().chain([crate::runtime::cpu::gemm::DataKind::Mx]);
         let sizes = [[rows, n, k], [rows, k, n], [n, k, rows]];
         let bytes = kinds.flat_map(|kind| {
             sizes.map(|[m, n, k]| workspace_bytes(self.tier, m, n, k, kind, kind))
@@ -95,8 +98,8 @@ impl Case<'_> {
 }
 
 fn of<E: Element>(data: &[E]) -> Matrix<'_> {
-    match crate::cpu::gemm::DataKind::of::<E>() {
-        crate::cpu::gemm::DataKind::Bf16 => Matrix::Bf16(bytemuck::cast_slice(data)),
+    match crate::runtime::cpu::gemm::DataKind::of::<E>() {
+        crate::runtime::cpu::gemm::DataKind::Bf16 => Matrix::Bf16(bytemuck::cast_slice(data)),
         _ => Matrix::F32(bytemuck::cast_slice(data)),
     }
 }
@@ -285,7 +288,7 @@ fn one_group_is_a_plain_gemm() {
     let (rows, n, k) = (64, 48, 32);
     let mut random = Random::new(3);
     let (x, w): (Vec<bf16>, Vec<bf16>) = (random.normals(rows * k), random.normals(n * k));
-    let tier = crate::cpu::gemm::best_tier();
+    let tier = crate::runtime::cpu::gemm::best_tier();
     let case = Case { tier, sizes: Sizes { rows, n, k }, offsets: &[0, rows as i32] };
     let mut grouped = poisoned::<bf16>(rows * n);
     let mut plain = poisoned::<bf16>(rows * n);

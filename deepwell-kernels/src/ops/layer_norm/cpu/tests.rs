@@ -1,10 +1,10 @@
 //! Forward and backward against the oracle.
 
 use super::*;
-use crate::cpu::test_support::{
+use crate::ops::layer_norm::oracle;
+use crate::runtime::cpu::test_support::{
     Random, assert_close, assert_close_each, for_thread_counts, poisoned, to_f64,
 };
-use crate::ops::layer_norm::oracle;
 use half::bf16;
 
 const EPS: f32 = 1e-5;

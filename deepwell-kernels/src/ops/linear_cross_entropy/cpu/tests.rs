@@ -3,8 +3,10 @@
 use half::bf16;
 
 use super::*;
-use crate::cpu::test_support::{Random, assert_close_each, for_thread_counts, poisoned, to_f64};
 use crate::ops::linear_cross_entropy::oracle;
+use crate::runtime::cpu::test_support::{
+    Random, assert_close_each, for_thread_counts, poisoned, to_f64,
+};
 
 struct Case<E> {
     hidden: usize,
