@@ -10,6 +10,7 @@ mod cargo_messages;
 mod deepwell;
 mod emulate;
 mod kernels;
+mod packages;
 mod process;
 mod snapshots;
 mod source;
@@ -40,7 +41,8 @@ Commands for the repository:
   emulate    Run kernels on the emulator, without a GPU; `--help` has the flags
   bundle     Make one folder for a GPU machine without Rust and nvcc; `--help` has the flags
   snapshots  Run the snapshot tests and show what changed; `--accept` or `--reject` it
-  tidy       Check the rules of the repository that a program can check
+  tidy       Check the rules of the repository that a program can check; --lower lowers the
+             lines of known long functions
 
 They run in the workspace root, so relative paths in ARGS start there. The exit code is the
 program's own; Ctrl-C reaches it.

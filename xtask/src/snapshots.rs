@@ -11,8 +11,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use xshell::{Shell, cmd};
 
+use crate::packages::packages;
 use crate::process::cargo;
-use crate::source::{files, packages};
+use crate::source::files;
 
 enum Action {
     Review,

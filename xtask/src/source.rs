@@ -1,116 +1,10 @@
-//! Contents of the repository: files, packages, and Rust text split into code, comments and
-//! strings.
+//! Contents of the repository: files, and Rust text split into code, comments and strings.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-
-/// A dependency in a Cargo.toml.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Dependency {
-    /// Package name, from `package = "..."` if present.
-    pub(crate) name: String,
-    /// Line in Cargo.toml, counted from 1.
-    pub(crate) line: usize,
-}
-
-/// A member of the workspace.
-#[derive(Debug, Clone)]
-pub(crate) struct Package {
-    pub(crate) name: String,
-    pub(crate) folder: PathBuf,
-    /// Keys of `[package]`, such as `version` or `license.workspace`, each with its value as
-    /// written.
-    pub(crate) keys: Vec<(String, String)>,
-    /// Normal, build and development dependencies of every target.
-    pub(crate) dependencies: Vec<Dependency>,
-    /// Names under `[features]`, except `default`.
-    pub(crate) features: Vec<String>,
-    /// Whether `[lints]` inherits the workspace's lints.
-    pub(crate) has_workspace_lints: bool,
-}
-
-/// Returns the members of the workspace at `root`, in order.
-pub(crate) fn packages(root: &Path) -> Result<Vec<Package>> {
-    let manifest = read(&root.join("Cargo.toml"))?;
-    let (_, list) = manifest.split_once("members = [").context("Cargo.toml has `members = [`")?;
-    let (list, _) = list.split_once(']').context("`members` in Cargo.toml ends with `]`")?;
-    let members = list.split(',').map(|member| member.trim().trim_matches('"'));
-    members
-        .filter(|member| !member.is_empty())
-        .map(|member| {
-            let folder = root.join(member);
-            Ok(parse_package(&read(&folder.join("Cargo.toml"))?, folder))
-        })
-        .collect()
-}
-
-/// Parses the parts of a Cargo.toml that the checks need: tables, keys on one line, and bracketed
-/// values over several lines.
-pub(crate) fn parse_package(text: &str, folder: PathBuf) -> Package {
-    let mut package = Package {
-        name: String::new(),
-        folder,
-        keys: Vec::new(),
-        dependencies: Vec::new(),
-        features: Vec::new(),
-        has_workspace_lints: false,
-    };
-    let mut table = String::new();
-    let mut depth = 0;
-    for (index, line) in text.lines().enumerate() {
-        let line_text = line.trim();
-        if depth == 0 && line_text.starts_with('[') {
-            table = line_text.trim_matches(['[', ']']).to_string();
-            // `[dependencies.name]`
-            if let Some((kind, name)) = table.rsplit_once('.')
-                && kind.ends_with("dependencies")
-            {
-                let name = name.trim_matches('"').to_string();
-                package.dependencies.push(Dependency { name, line: index + 1 });
-            }
-            continue;
-        }
-        let is_key = depth == 0 && !line_text.starts_with('#');
-        depth += bracket_balance(line_text);
-        let Some((key, value)) = line_text.split_once('=').filter(|_| is_key) else { continue };
-        let (key, value) = (key.trim(), value.trim());
-        if table == "package" {
-            if key == "name" {
-                package.name = value.trim_matches('"').to_string();
-            }
-            package.keys.push((key.to_string(), value.to_string()));
-        } else if table.ends_with("dependencies") {
-            let renamed =
-                value.split_once("package = \"").and_then(|(_, rest)| rest.split('"').next());
-            let name = renamed.unwrap_or_else(|| key.split('.').next().unwrap_or(key));
-            let name = name.trim_matches('"').to_string();
-            package.dependencies.push(Dependency { name, line: index + 1 });
-        } else if table == "features" && key != "default" {
-            package.features.push(key.to_string());
-        } else if table == "lints" && key == "workspace" && value == "true" {
-            package.has_workspace_lints = true;
-        }
-    }
-    package
-}
-
-fn bracket_balance(line: &str) -> i32 {
-    let mut in_string = false;
-    let mut balance = 0;
-    for character in line.chars() {
-        match character {
-            '"' => in_string = !in_string,
-            '#' if !in_string => break,
-            '[' | '{' if !in_string => balance += 1,
-            ']' | '}' if !in_string => balance -= 1,
-            _ => {}
-        }
-    }
-    balance
-}
 
 /// Reads a text file.
 pub(crate) fn read(path: &Path) -> Result<String> {
@@ -307,47 +201,5 @@ mod tests {
         check("f(r#\"a \" b\"#, br\"c\\\", b\"d\")", &["a \" b", "c\\", "d"]);
         check("f(\"a \\\" b\\n\")", &["a \\\" b\\n"]);
         check("f(\"a\nb\")", &["ab"]);
-    }
-
-    #[test]
-    fn manifests_are_read() {
-        let text = r#"
-[package]
-name = "a"
-version = "0.1.0"
-license.workspace = true
-
-[dependencies]
-one.workspace = true
-two = { version = "1", features = [
-    "x = y",
-] }
-# three = "1"
-alias = { package = "four", version = "1" }
-
-[target.'cfg(unix)'.dependencies]
-five = "1"
-
-[dev-dependencies.six]
-version = "1"
-
-[features]
-default = ["fast"]
-fast = [
-    "dep:one",
-]
-
-[lints]
-workspace = true
-"#;
-        let package = parse_package(text, PathBuf::new());
-        assert_eq!(package.name, "a");
-        let names: Vec<_> =
-            package.dependencies.iter().map(|dependency| dependency.name.as_str()).collect();
-        assert_eq!(names, ["one", "two", "four", "five", "six"]);
-        assert_eq!(package.dependencies[2].line, 13);
-        assert!(package.has_workspace_lints);
-        assert_eq!(package.features, ["fast"]);
-        assert_eq!(package.keys[2], ("license.workspace".to_string(), "true".to_string()));
     }
 }

@@ -11,7 +11,7 @@
 struct SeenKeys {
     const int32* documents;
     int32 seq;
-    int32 window;  // at most the keys of a sequence; equal to them if there is no window
+    int32 window;  // at most `seq`, and equal to `seq` without a window
 
     // Returns the first key that a query sees; `query` may be one beyond the sequence.
     __device__ __forceinline__ int32 first_seen(uint32 first_token, int32 query) const {

@@ -312,7 +312,7 @@ __device__ __forceinline__ void copy_operands(const Shared<S>& shared, Tiles til
                                               Copy copy) {
     const uint32 rank = rank_in_pair<S>();
     PipelineState<S::kStages> state;
-    // redundant release of mbarrier.arrive: in the first CTA it is the one that waits for it
+    // redundant release of mbarrier.arrive: in the first CTA the arriving thread itself waits
     for (typename Tiles::Tile tile; tiles.next(tile);) {
         const KBlocks blocks = k_blocks_of(k_blocks, tile);
         for (int32 k_block = blocks.first; k_block < blocks.end; ++k_block) {

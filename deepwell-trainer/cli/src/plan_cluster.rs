@@ -35,7 +35,7 @@ pub(crate) struct ClusterArgs {
     /// pp, vpp, schedule, split, tp, sp, cp, ep, etp, dp, zero, mbs, recompute, offload, gpus
     #[arg(long, value_name = "PIN")]
     pin: Vec<Pin>,
-    /// Exclude a dimension or one of its values: cp, recompute, tp=8
+    /// Exclude a dimension or a value: cp, recompute, tp=8
     #[arg(long, value_name = "DIMENSION", value_parser = Pin::forbid)]
     forbid: Vec<Pin>,
     /// Layers of each model chunk in Megatron-LM's notation: E embedding, t layer, L loss, |

@@ -1,9 +1,9 @@
 //! Patterns such as `texts/**/*.txt`, for run files and for shells that do not expand them.
 
-use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use globset::{GlobBuilder, GlobMatcher};
+use globset::GlobBuilder;
+use walkdir::{DirEntry, WalkDir};
 
 use super::DataError;
 
@@ -27,58 +27,35 @@ pub(crate) fn expand(input: &Path) -> Result<Option<Vec<PathBuf>>, DataError> {
         pattern: input.to_owned(),
         message: error.kind().to_string(),
     })?;
-    let walk = Walk {
-        matcher: glob.compile_matcher(),
-        depth_max: if rest.iter().any(|part| part == "**") { usize::MAX } else { rest.len() },
-        takes_hidden: rest.iter().any(|part| part.starts_with('.')),
-    };
+    let matcher = glob.compile_matcher();
+    let depth_max = if rest.iter().any(|part| part == "**") { usize::MAX } else { rest.len() };
+    let takes_hidden = rest.iter().any(|part| part.starts_with('.'));
+    let is_hidden = |entry: &DirEntry| entry.file_name().to_string_lossy().starts_with('.');
     let mut matches = Vec::new();
     let folder = if base.as_os_str().is_empty() { Path::new(".") } else { base.as_path() };
     if folder.is_dir() {
-        walk.folder(folder, &base, "", 1, &mut matches)?;
+        let walk = WalkDir::new(folder).min_depth(1).max_depth(depth_max).into_iter();
+        let mut walk =
+            walk.filter_entry(|entry| entry.depth() == 0 || takes_hidden || !is_hidden(entry));
+        while let Some(entry) = walk.next() {
+            let entry = entry.map_err(|error| DataError::Read {
+                path: error.path().unwrap_or(folder).to_owned(),
+                source: error.into(),
+            })?;
+            let below = entry.path().strip_prefix(folder).unwrap_or(entry.path());
+            if matcher.is_match(below) {
+                matches.push(base.join(below));
+                if entry.file_type().is_dir() {
+                    walk.skip_current_dir();
+                }
+            }
+        }
     }
     if matches.is_empty() {
         return Err(DataError::Missing { path: input.to_owned() });
     }
     matches.sort();
     Ok(Some(matches))
-}
-
-struct Walk {
-    matcher: GlobMatcher,
-    depth_max: usize,
-    takes_hidden: bool,
-}
-
-impl Walk {
-    /// Walks a folder; `shown` is the folder's prefix in the found paths, `below` its path below
-    /// the base.
-    fn folder(
-        &self,
-        folder: &Path,
-        shown: &Path,
-        below: &str,
-        depth: usize,
-        matches: &mut Vec<PathBuf>,
-    ) -> Result<(), DataError> {
-        let fail = |source: io::Error| DataError::Read { path: folder.to_owned(), source };
-        for entry in std::fs::read_dir(folder).map_err(fail)? {
-            let entry = entry.map_err(fail)?;
-            let name = entry.file_name();
-            let text = name.to_string_lossy();
-            if text.starts_with('.') && !self.takes_hidden {
-                continue;
-            }
-            let below = format!("{below}{text}");
-            if self.matcher.is_match(&below) {
-                matches.push(shown.join(&name));
-            } else if depth < self.depth_max && entry.file_type().map_err(fail)?.is_dir() {
-                let below = format!("{below}/");
-                self.folder(&entry.path(), &shown.join(&name), &below, depth + 1, matches)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]

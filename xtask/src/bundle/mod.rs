@@ -17,7 +17,6 @@ use xshell::{Shell, cmd};
 use crate::arguments::{Takes, flags};
 use crate::kernels::manifest::{Manifest, grouped};
 use crate::process::cargo;
-use crate::source::read;
 use crate::{cargo_messages, deepwell, kernels};
 
 const HELP: &str = "\
@@ -202,9 +201,7 @@ fn build_tests(shell: &Shell, root: &Path) -> Result<Vec<(&'static str, PathBuf)
     for (package, folder) in TESTED {
         let folder = root.join(folder);
         arguments.extend(["--package".to_string(), package.to_string()]);
-        if has_cuda_feature(&read(&folder.join("Cargo.toml"))?) {
-            arguments.extend(["--features".to_string(), format!("{package}/cuda")]);
-        }
+        arguments.extend(["--features".to_string(), format!("{package}/cuda")]);
         packages.push((package, folder));
     }
     let messages = cmd!(
@@ -225,19 +222,6 @@ fn build_tests(shell: &Shell, root: &Path) -> Result<Vec<(&'static str, PathBuf)
             Ok((package, program))
         })
         .collect()
-}
-
-/// Whether a Cargo.toml has the feature `cuda`.
-fn has_cuda_feature(manifest: &str) -> bool {
-    let mut is_features = false;
-    for line in manifest.lines().map(str::trim) {
-        if line.starts_with('[') {
-            is_features = line == "[features]";
-        } else if is_features && line.split('=').next().is_some_and(|key| key.trim() == "cuda") {
-            return true;
-        }
-    }
-    false
 }
 
 /// Copies a program without its symbols.
@@ -271,19 +255,6 @@ fn write_script(path: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn features_of_a_manifest() {
-        let check = |text: &str, expected: bool| {
-            assert_eq!(has_cuda_feature(text), expected, "{text}");
-        };
-        check("[package]\nname = \"a\"\n[features]\ndefault = []\ncuda = [\"x\"]\n", true);
-        check("[features]\ncuda=[]\n", true);
-        check("[features]\nno-cuda = []\n", false);
-        check("[dependencies]\ncuda = \"1\"\n", false);
-        check("[features]\na = []\n[dependencies]\ncuda = \"1\"\n", false);
-        check("", false);
-    }
 
     #[test]
     fn only_a_bundle_is_replaced() {

@@ -23,7 +23,7 @@ const ROW: &str = "emulated::";
 const ROWS_VARIABLE: &str = "DEEPWELL_TEST_RECORD";
 /// Makes every emulated device write launches.
 const LAUNCHES_VARIABLE: &str = "DEEPWELL_EMULATOR_RECORD";
-/// Chooses rows that run though they were proven; `all` for all.
+/// Chooses the proven rows that run again; `all` for all.
 pub(super) const DRAW_VARIABLE: &str = "DEEPWELL_PROOF_DRAW";
 
 /// The selected kernel tests.

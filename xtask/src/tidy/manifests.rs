@@ -5,7 +5,8 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::Violation;
-use crate::source::{Package, packages, read};
+use crate::packages::{Package, packages};
+use crate::source::read;
 
 /// The layers of crates: a crate depends on crates of lower layers only.
 const LAYERS: [(&str, usize); 18] = [
@@ -67,7 +68,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
             let path = format!("{folder}/README.md");
             violations.push(Violation::new(&path, 0, "missing; say what the crate is for"));
         }
-        if is_published(&package) {
+        if package.is_published {
             for file in ["LICENSE-MIT", "LICENSE-APACHE"] {
                 if !package.folder.join(file).is_file() {
                     let message = "missing; link it to the one in the root, for the archive";
@@ -120,7 +121,7 @@ fn check_package(package: &Package, folder: &str) -> Vec<Violation> {
         }
     }
 
-    let has = |key: &str| package.keys.iter().any(|(own, _)| own == key);
+    let has = |key: &str| package.keys.iter().any(|own| own == key);
     if !has("description") {
         report(0, "no `description`; say in one line what the crate is for".to_string());
     }
@@ -131,7 +132,7 @@ fn check_package(package: &Package, folder: &str) -> Vec<Violation> {
         report(0, "no version of its own; add `version = \"0.1.0\"`".to_string());
     }
     for key in SHOWN_KEYS {
-        if is_published(package) && !has(key) && !has(&format!("{key}.workspace")) {
+        if package.is_published && !has(key) && !has(&format!("{key}.workspace")) {
             report(0, format!("no `{key}`; crates.io shows it"));
         }
     }
@@ -139,10 +140,6 @@ fn check_package(package: &Package, folder: &str) -> Vec<Violation> {
         report(0, "no lints; add `[lints]` with `workspace = true`".to_string());
     }
     violations
-}
-
-fn is_published(package: &Package) -> bool {
-    !package.keys.iter().any(|(key, value)| key == "publish" && value == "false")
 }
 
 /// Checks that the crate's docs have an example and a table row for each feature.
@@ -173,7 +170,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::source::parse_package;
+    use crate::packages::parse_package;
 
     #[test]
     fn packages_that_break_a_rule() {
@@ -182,7 +179,8 @@ mod tests {
                 "[package]\nname = \"{name}\"\nversion = \"0.1.0\"\ndescription = \"x\"\n\
                  license.workspace = true\npublish = false\n[lints]\nworkspace = true\n{rest}"
             );
-            let violations = check_package(&parse_package(&text, PathBuf::new()), "f");
+            let violations =
+                check_package(&parse_package(&text, PathBuf::new()).expect("TOML"), "f");
             let messages: Vec<_> = violations.iter().map(ToString::to_string).collect();
             assert_eq!(messages.len(), expected.len(), "{messages:?}");
             for (message, expected) in messages.iter().zip(expected) {
@@ -193,9 +191,9 @@ mod tests {
         check("deepwell-ir", &dependency("deepwell-precision"), &[]);
         check("deepwell-ir", &dependency("serde"), &[]);
         check(
-            "deepwell-ir",
-            &dependency("deepwell-probe"),
-            &["f/Cargo.toml:10: `deepwell-ir` in layer 2 uses `deepwell-probe` in layer 2"],
+            "deepwell-moe",
+            &dependency("deepwell-ckpt"),
+            &["f/Cargo.toml:10: `deepwell-moe` in layer 3 uses `deepwell-ckpt` in layer 3"],
         );
         check("deepwell-plan", &dependency("deepwell-trainer"), &["uses `deepwell-trainer`"]);
         check(
@@ -214,7 +212,7 @@ mod tests {
     #[test]
     fn packages_that_lack_something() {
         let text = "[package]\nname = \"deepwell-ir\"\nversion.workspace = true\n";
-        let violations = check_package(&parse_package(text, PathBuf::new()), "f");
+        let violations = check_package(&parse_package(text, PathBuf::new()).expect("TOML"), "f");
         let messages: Vec<_> = violations.iter().map(ToString::to_string).collect();
         let expected = [
             "no `description`",
@@ -236,7 +234,8 @@ mod tests {
 
     #[test]
     fn features_in_crate_docs() {
-        let package = parse_package("[features]\ndefault = []\ncuda = []\n", PathBuf::new());
+        let text = "[features]\ndefault = []\ncuda = []\n";
+        let package = parse_package(text, PathBuf::new()).expect("TOML");
         let docs = "//! ```\n//! f();\n//! ```\n//! | `cuda` | GPUs |\n";
         assert_eq!(check_crate_docs(&package, "f", docs), []);
         let found = check_crate_docs(&package, "f", "//! | `cpu` | all |\nfn f() {}\n");

@@ -5,8 +5,10 @@
 mod cuda;
 mod docs;
 mod environment;
+mod functions;
 mod manifests;
 mod names;
+mod prose;
 mod texts;
 mod trees;
 
@@ -15,7 +17,10 @@ use std::fmt;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
+
+use self::functions::LongFunctions;
+use crate::arguments::{Takes, flags};
 
 /// A violation of a rule.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,8 +49,8 @@ impl fmt::Display for Violation {
 }
 
 pub(crate) fn run(root: &Path, args: &[OsString]) -> Result<ExitCode> {
-    if let Some(arg) = args.first() {
-        bail!("`tidy` takes no arguments, got `{}`", arg.display());
+    if !flags("tidy", args, &[("--lower", Takes::Nothing)])?.is_empty() {
+        LongFunctions::measure(&texts::texts(root)?).lower(root)?;
     }
     let violations = check(root)?;
     for violation in &violations {
@@ -66,7 +71,9 @@ pub(crate) fn run(root: &Path, args: &[OsString]) -> Result<ExitCode> {
 /// Returns all violations in the workspace at `root`, sorted by place.
 fn check(root: &Path) -> Result<Vec<Violation>> {
     let mut violations = manifests::check(root)?;
-    violations.extend(texts::check(root)?);
+    let texts = texts::texts(root)?;
+    violations.extend(texts::check(root, &texts)?);
+    violations.extend(LongFunctions::measure(&texts).check(root)?);
     violations.sort();
     Ok(violations)
 }

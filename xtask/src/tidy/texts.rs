@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::{Violation, cuda, docs, environment, names, trees};
+use super::{Violation, cuda, docs, environment, names, prose, trees};
 use crate::source::{RustLines, committable_files, is_word, split_rust};
 
 const COLUMNS_MAX: usize = 100;
@@ -52,20 +52,28 @@ const RECORDS: [&str; 2] = ["benchmarks/", "CHANGELOG.md"];
 /// Larger files are data and are not checked.
 const TEXT_BYTES_MAX: u64 = 4 << 20;
 
-pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
-    let files = committable_files(root)?;
-    let paths: Vec<String> =
-        files.iter().map(|file| file.to_string_lossy().replace('\\', "/")).collect();
-    let mut violations = Vec::new();
-    let mut cuda_texts = Vec::new();
-    let mut documents = Vec::new();
-    let mut sources = Vec::new();
-    for path in paths {
+/// The texts of the repository at `root`, each with its path from there.
+pub(super) fn texts(root: &Path) -> Result<Vec<(String, String)>> {
+    let mut texts = Vec::new();
+    for file in committable_files(root)? {
+        let path = file.to_string_lossy().replace('\\', "/");
         let file = root.join(&path);
         if fs::metadata(&file)?.len() > TEXT_BYTES_MAX {
             continue;
         }
-        let Ok(text) = String::from_utf8(fs::read(&file)?) else { continue };
+        if let Ok(text) = String::from_utf8(fs::read(&file)?) {
+            texts.push((path, text));
+        }
+    }
+    Ok(texts)
+}
+
+pub(super) fn check(root: &Path, texts: &[(String, String)]) -> Result<Vec<Violation>> {
+    let mut violations = Vec::new();
+    let mut cuda_texts = Vec::new();
+    let mut documents = Vec::new();
+    let mut sources = Vec::new();
+    for (path, text) in texts.iter().cloned() {
         violations.extend(check_text(&path, &text));
         if environment::is_of_interest(&path) {
             sources.push((path.clone(), text.clone()));
@@ -86,6 +94,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
 /// Checks the rules about single files.
 fn check_text(path: &str, text: &str) -> Vec<Violation> {
     let mut violations = check_machine_folders(path, text);
+    violations.extend(prose::check(path, text));
     let extension = path.rsplit('.').next().unwrap_or_default();
     if matches!(extension, "rs" | "cu" | "cuh") && !path.starts_with(cuda::FIXTURES) {
         violations.extend(check_size(path, text));

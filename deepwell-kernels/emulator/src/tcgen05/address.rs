@@ -61,7 +61,7 @@ impl TensorAddress {
         Ok(())
     }
 
-    /// Checks that the lane is one of `allowed`.
+    /// Checks that `allowed` contains the lane.
     ///
     /// # Errors
     /// A lane outside of `allowed`.
