@@ -25,6 +25,7 @@ pub(crate) fn check_fused(
 }
 
 /// [`check_fused`] of rows that are tokens of sequences of `seq`.
+#[expect(clippy::too_many_arguments, reason = "a case of a table")]
 pub(crate) fn check_fused_of_sequences(
     gpu: &mut Gpu,
     seq: usize,

@@ -165,6 +165,7 @@ pub(super) fn korthikanti(table: &Table) -> Result<Scored, PlanError> {
 
 /// The micro-batch and chunks of the row; otherwise `known` values; otherwise the fastest predicted
 /// choice that fits.
+#[expect(clippy::too_many_arguments, reason = "a row, its run and the machine")]
 fn chosen(
     row: &Row<'_>,
     shape: &ModelShape,

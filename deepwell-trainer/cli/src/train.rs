@@ -69,12 +69,12 @@ Exit codes: 0 holds, 1 does not hold or is no valid comparison, 2 an input canno
 
 /// Trains one model.
 pub(crate) fn run_train(args: TrainArgs) -> Result<Outcome> {
-    until_interrupted(|stop| Ok(train(args, stop)?))
+    until_interrupted(|stop| train(args, stop))
 }
 
 /// Trains in BF16 and in low precision and compares.
 pub(crate) fn run_parity(args: ParityArgs) -> Result<Outcome> {
-    until_interrupted(|stop| Ok(parity(args, stop)?))
+    until_interrupted(|stop| parity(args, stop))
 }
 
 /// Runs `work` with a flag that Ctrl-C or a termination request sets.

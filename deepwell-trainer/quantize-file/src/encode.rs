@@ -34,26 +34,33 @@ pub fn quantize(options: &QuantizeFileOptions) -> Result<QuantizeReport, Quantiz
             let format = quantized.format.name();
             return Err(QuantizeFileError::AlreadyQuantized { path: path.clone(), format });
         }
-        files.push((path.as_path(), name.as_str(), file, header));
+        files.push(SourceFile { path, name, file, header });
     }
-    let (reasons, notes) = decide(options, files.iter().map(|(.., header)| header))?;
-    let stored = Stored { format: options.format, layout: options.layout };
+    let (reasons, notes) = decide(options, files.iter().map(|source| &source.header))?;
 
     let output = Output::begin(&model, &options.output, options.force)?;
     let mut report = QuantizeReport::new(options);
     let mut reasons = reasons.into_iter();
     report.notes = notes;
     let mut index = Vec::new();
-    for (path, name, file, header) in &files {
-        let of_file: Vec<Decision> = reasons.by_ref().take(header.tensors.len()).collect();
-        let target = output.file(name);
-        let tensors =
-            quantize_file(path, file, header, &of_file, stored, options, &target, &mut report)?;
-        index.push(((*name).to_owned(), tensors));
+    for source in &files {
+        let decisions: Vec<_> = reasons.by_ref().take(source.header.tensors.len()).collect();
+        let target = output.file(source.name);
+        let tensors = quantize_file(source, &decisions, options, &target, &mut report)?;
+        index.push((source.name.to_owned(), tensors));
     }
     output.finish(&model, &index)?;
     report.seconds = start.elapsed().as_secs_f64();
     Ok(report)
+}
+
+/// An open file of the model.
+struct SourceFile<'a> {
+    path: &'a Path,
+    /// Name in the model's folder.
+    name: &'a str,
+    file: File,
+    header: Header,
 }
 
 /// Decision about one tensor, with the reason.
@@ -117,21 +124,23 @@ struct Job<'a> {
     reason: String,
 }
 
-/// Quantizes one file into `target`, adds to the report, and returns a description of the new
-/// tensors.
-fn quantize_file(
-    path: &Path,
-    source: &File,
-    header: &Header,
+/// The tensors of a quantized file, and the work that writes them.
+struct FilePlan<'a> {
+    quantized: Quantized,
+    jobs: Vec<Job<'a>>,
+    new: Vec<NewTensor>,
+}
+
+/// Plans the tensors of one quantized file.
+fn plan_file<'a>(
+    source: &'a SourceFile<'_>,
     decisions: &[Decision],
-    stored: Stored,
     options: &QuantizeFileOptions,
-    target: &Path,
-    report: &mut QuantizeReport,
-) -> Result<Vec<NewTensor>, QuantizeFileError> {
+) -> Result<FilePlan<'a>, QuantizeFileError> {
+    let stored = Stored { format: options.format, layout: options.layout };
     let mut quantized = Quantized::new(options.format, options.scale_rule, options.layout);
     let (mut jobs, mut new) = (Vec::new(), Vec::new());
-    for (tensor, decision) in header.tensors.iter().zip(decisions) {
+    for (tensor, decision) in source.header.tensors.iter().zip(decisions) {
         let kind = SourceType::of(tensor).filter(|_| decision.is_quantized);
         let is_inputs_first = decision.is_inputs_first;
         let shape = inputs_last(&tensor.shape, is_inputs_first);
@@ -166,15 +175,34 @@ fn quantize_file(
     names.sort_unstable();
     if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
         let detail = format!("it has a tensor `{}`, the name that scales would get", twice[0]);
-        return Err(QuantizeFileError::invalid(path, detail));
+        return Err(QuantizeFileError::invalid(source.path, detail));
     }
-    let mut metadata = header.metadata.clone();
+    Ok(FilePlan { quantized, jobs, new })
+}
+
+/// Quantizes one file into `target`, adds to the report, and returns a description of the new
+/// tensors.
+fn quantize_file(
+    source: &SourceFile<'_>,
+    decisions: &[Decision],
+    options: &QuantizeFileOptions,
+    target: &Path,
+    report: &mut QuantizeReport,
+) -> Result<Vec<NewTensor>, QuantizeFileError> {
+    let stored = Stored { format: options.format, layout: options.layout };
+    let FilePlan { quantized, jobs, new } = plan_file(source, decisions, options)?;
+    let mut metadata = source.header.metadata.clone();
     let text = serde_json::to_string(&quantized)
         .map_err(|error| QuantizeFileError::invalid(target, error.to_string()))?;
     metadata.insert(KEY.to_owned(), text);
     let (target_file, begins) = safetensors::create(target, &new, &metadata)?;
 
-    let files = Files { source, source_path: path, target: &target_file, target_path: target };
+    let files = Files {
+        source: &source.file,
+        source_path: source.path,
+        target: &target_file,
+        target_path: target,
+    };
     let mut offsets = begins.iter().copied().zip(&new);
     for job in jobs {
         let tensor = job.tensor;

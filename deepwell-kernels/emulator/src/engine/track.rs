@@ -239,6 +239,10 @@ impl World<'_> {
         self.tell(warp, cluster, places, bytes, true, Some(scope), access, semantics);
     }
 
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one instruction with its operands and modifiers"
+    )]
     fn tell(
         &mut self,
         warp: &Warp,

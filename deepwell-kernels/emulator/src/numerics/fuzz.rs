@@ -16,6 +16,7 @@ use super::spec::MmaSpec;
 use crate::number::{Format, decode};
 
 /// Adds A·Bᵀ to the accumulator, step by step.
+#[expect(clippy::too_many_arguments, reason = "one instruction with its operands and modifiers")]
 pub(super) fn multiply(
     spec: &MmaSpec,
     model: &Model,

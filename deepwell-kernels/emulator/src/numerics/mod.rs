@@ -62,6 +62,7 @@ use crate::error::Fault;
 ///
 /// # Errors
 /// Formats, scales or lengths that do not match.
+#[expect(clippy::too_many_arguments, reason = "one instruction with its operands and modifiers")]
 pub fn multiply(
     spec: &MmaSpec,
     m: usize,

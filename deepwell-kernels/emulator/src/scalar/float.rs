@@ -423,6 +423,7 @@ pub(super) fn unary(
 }
 
 /// `add.f32.f16` and related mixed-precision instructions.
+#[expect(clippy::too_many_arguments, reason = "one instruction with its operands and modifiers")]
 pub(super) fn mixed(
     r: &mut Registers,
     mask: u32,

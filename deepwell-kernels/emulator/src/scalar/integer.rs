@@ -295,6 +295,7 @@ fn packed(
 }
 
 /// `add.cc`, `addc`, `sub.cc`, `subc`. The flag of a subtraction is a borrow.
+#[expect(clippy::too_many_arguments, reason = "one instruction with its operands and modifiers")]
 fn carry_chain(
     r: &mut Registers,
     mask: u32,

@@ -114,6 +114,7 @@ fn multiply_add(
 }
 
 /// `mad.cc`, `madc`.
+#[expect(clippy::too_many_arguments, reason = "one instruction with its operands and modifiers")]
 fn product_chain(
     r: &mut Registers,
     mask: u32,

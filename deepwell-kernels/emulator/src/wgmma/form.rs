@@ -171,6 +171,10 @@ impl WgmmaForm {
     /// # Errors
     /// The errors of [`WgmmaForm::check`], [`Descriptor::decode`] and the memory; `wgmma-registers`
     /// for a wrong number of registers.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "one instruction with its operands and modifiers"
+    )]
     pub fn run(
         &self,
         model: ResultMode,

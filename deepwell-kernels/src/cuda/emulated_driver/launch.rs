@@ -5,7 +5,7 @@ use std::time::Instant;
 use deepwell_emulator::decode::ParameterLayout;
 use deepwell_emulator::launch::{LaunchSpec, Report};
 
-use super::launch_files::Begun;
+use super::launch_files::{Begun, Code};
 use super::record::EmulatedLaunch;
 use super::{EmulatedMachine, Kernel};
 use crate::runtime::cuda::driver::{Argument, DriverError, DriverResult, Launch};
@@ -78,7 +78,8 @@ impl EmulatedMachine {
     ) -> DriverResult<()> {
         let ptx = self.modules.get(kernel.loaded).map_or("", |loaded| loaded.ptx.as_str());
         let files = &self.emulator.module(kernel.module).files;
-        self.recorder.end(begun, &kernel.name, launch, ptx, files, &self.emulator, report)
+        let code = Code { kernel: &kernel.name, ptx, files };
+        self.recorder.end(begun, code, launch, &self.emulator, report)
     }
 }
 

@@ -35,6 +35,13 @@ pub(super) struct Recorder {
     outputs: Vec<DeviceTensor>,
 }
 
+/// A kernel's name, its module's PTX, and the files that the PTX was compiled from.
+pub(super) struct Code<'a> {
+    pub(super) kernel: &'a str,
+    pub(super) ptx: &'a str,
+    pub(super) files: &'a [String],
+}
+
 /// Memory and arguments before a launch that will be written.
 pub(super) struct Begun {
     arguments: Vec<ArgumentField>,
@@ -88,10 +95,8 @@ impl Recorder {
     pub(super) fn end(
         &mut self,
         begun: Begun,
-        kernel: &str,
+        Code { kernel, ptx, files }: Code<'_>,
         launch: &Launch,
-        ptx: &str,
-        files: &[String],
         emulator: &Emulator,
         report: &Report,
     ) -> DriverResult<()> {

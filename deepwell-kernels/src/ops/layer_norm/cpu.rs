@@ -126,6 +126,7 @@ pub fn layer_norm_forward<E: Element>(
 /// # Panics
 ///
 /// If `weight` is empty or a slice's length does not fit the shapes.
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub fn add_layer_norm_forward<E: Element>(
     x: &[E],
     delta: &[E],
@@ -190,6 +191,7 @@ pub fn layer_norm_backward_workspace_bytes(rows: usize, hidden: usize) -> usize 
 /// # Panics
 ///
 /// If `weight` is empty or a slice's length does not fit the shapes.
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub fn layer_norm_backward<E: Element>(
     dy: &[E],
     x: &[E],

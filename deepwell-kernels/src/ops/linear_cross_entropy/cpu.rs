@@ -157,6 +157,7 @@ pub struct HeadGradients<'a, E> {
 ///
 /// [`CrossEntropyError`] if a target is out of range, `w` is empty, a slice does not fit the
 /// shapes, or the workspace is smaller than [`workspace_bytes`].
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub fn linear_cross_entropy<E: Element>(
     x: &[E],
     w: &[E],
@@ -179,6 +180,7 @@ pub fn linear_cross_entropy<E: Element>(
 /// # Errors
 ///
 /// As [`linear_cross_entropy`], and if `tier` is not available.
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub fn linear_cross_entropy_on<E: Element>(
     tier: Tier,
     x: &[E],

@@ -174,6 +174,7 @@ pub fn rms_norm_backward_workspace_bytes(rows: usize, hidden: usize) -> usize {
 /// # Panics
 ///
 /// If `weight` is empty or a slice's length does not fit the shapes.
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub fn rms_norm_backward<E: Element>(
     dy: &[E],
     x: &[E],

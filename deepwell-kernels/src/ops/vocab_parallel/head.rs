@@ -174,6 +174,7 @@ pub fn cross_entropy(
 /// # Errors
 ///
 /// As [`sums_of_logits`].
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub fn cross_entropy_gradients<E: Element>(
     tier: Tier,
     head: &Head<'_, E>,

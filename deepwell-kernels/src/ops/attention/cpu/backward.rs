@@ -48,6 +48,7 @@ fn slot_bytes<E: Element>(shape: &AttentionShape) -> usize {
 /// # Errors
 ///
 /// As [`attention_forward`](super::attention_forward), with [`backward_workspace_bytes`].
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub fn attention_backward<E: Element>(
     shape: &AttentionShape,
     dout: &[E],
@@ -73,6 +74,7 @@ pub fn attention_backward<E: Element>(
 /// # Errors
 ///
 /// As [`attention_backward`], and if `tier` is not available.
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub fn attention_backward_on<E: Element, O: Element>(
     tier: Tier,
     shape: &AttentionShape,

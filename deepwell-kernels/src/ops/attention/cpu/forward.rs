@@ -46,6 +46,7 @@ fn slot_bytes<E: Element>(shape: &AttentionShape) -> usize {
 /// [`AttentionError`] if the heads do not divide, a slice does not fit the shape, or the workspace
 /// is smaller than [`forward_workspace_bytes`] for one thread. (A workspace for fewer threads than
 /// the pool's reduces the number of working threads.)
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub fn attention_forward<E: Element>(
     shape: &AttentionShape,
     q: &[E],
@@ -67,6 +68,7 @@ pub fn attention_forward<E: Element>(
 /// # Errors
 ///
 /// As [`attention_forward`], and if `tier` is not available.
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub fn attention_forward_on<E: Element, O: Element>(
     tier: Tier,
     shape: &AttentionShape,
@@ -184,6 +186,7 @@ impl<'a, E: Element> Buffers<'a, E> {
 }
 
 /// Processes all tiles of visible keys.
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 fn forward_tile<E: Element>(
     tier: Tier,
     shape: &AttentionShape,

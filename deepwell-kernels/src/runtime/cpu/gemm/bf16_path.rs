@@ -76,6 +76,7 @@ const B_BYTES_PER_TASK: usize = 512 * 1024;
 
 /// Runs the GEMM. `tier` is available and not F32, no operand is F32, all arguments are validated,
 /// and no size is zero.
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub(super) fn run(
     tier: Tier,
     m: usize,
@@ -207,6 +208,7 @@ fn pack_all(shape: &Shape, source: &Source<'_>, panels: &Panels<'_>, threads: Th
 }
 
 /// Multiplies every panel of A with every panel of B. Packs A's panels first if `pack_a`.
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 fn multiply(
     tier: Tier,
     shape: &Shape,

@@ -25,6 +25,7 @@ pub(super) fn workspace_bytes(m: usize, n: usize, k: usize, a: DataKind, b: Data
 }
 
 /// Runs the GEMM. All arguments are validated, and no size is zero.
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub(super) fn run(
     m: usize,
     n: usize,
@@ -190,6 +191,7 @@ fn scale_value(code: u8) -> f32 {
 }
 
 /// One call of the `gemm-f32` crate: `c[rows, columns] (+)= a b^T`.
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 fn multiply(
     m: usize,
     n: usize,

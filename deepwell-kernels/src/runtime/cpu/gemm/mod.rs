@@ -208,6 +208,7 @@ pub fn workspace_bytes(
 /// [`GemmError`] if an operand, the output or the workspace is shorter than the sizes require, an
 /// MXFP8 operand is not contiguous along `k`, or this process cannot run `tier`. In these cases
 /// nothing is written.
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub fn gemm(
     tier: Tier,
     m: usize,
@@ -227,6 +228,7 @@ pub fn gemm(
 /// # Errors
 ///
 /// As [`gemm()`].
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub fn gemm_serial(
     tier: Tier,
     m: usize,
@@ -271,6 +273,7 @@ impl Threads {
 /// GEMMs of at most this many multiplications (about 5 us of AMX) are not worth waking a thread.
 const SERIAL_FMAS_MAX: usize = 1 << 21;
 
+#[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 fn run(
     tier: Tier,
     m: usize,
