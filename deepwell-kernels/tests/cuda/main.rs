@@ -134,10 +134,10 @@ mod router_loss;
 mod selection_bias;
 #[path = "../../src/ops/linear/tests/sm100_bf16_gemm.rs"]
 mod sm100_bf16_gemm;
-#[path = "../../src/ops/grouped_gemm/tests/sm100_grouped_gemm.rs"]
-mod sm100_grouped_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm100_mxfp8_gemm.rs"]
 mod sm100_mxfp8_gemm;
+#[path = "../../src/ops/grouped_gemm/tests/sm100_mxfp8_grouped_gemm.rs"]
+mod sm100_mxfp8_grouped_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm120_mxfp8_gemm.rs"]
 mod sm120_mxfp8_gemm;
 #[path = "../../src/ops/attention/tests/sm90_attention.rs"]
@@ -148,12 +148,12 @@ mod sm90_attention_backward;
 mod sm90_attention_backward_ordered;
 #[path = "../../src/ops/linear/tests/sm90_bf16_gemm.rs"]
 mod sm90_bf16_gemm;
-#[path = "../../src/ops/grouped_gemm/tests/sm90_grouped_gemm.rs"]
-mod sm90_grouped_gemm;
-#[path = "../../src/ops/grouped_gemm/tests/sm90_grouped_gemm_bf16.rs"]
-mod sm90_grouped_gemm_bf16;
+#[path = "../../src/ops/grouped_gemm/tests/sm90_bf16_grouped_gemm.rs"]
+mod sm90_bf16_grouped_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm90_mxfp8_gemm.rs"]
 mod sm90_mxfp8_gemm;
+#[path = "../../src/ops/grouped_gemm/tests/sm90_mxfp8_grouped_gemm.rs"]
+mod sm90_mxfp8_grouped_gemm;
 #[path = "../../src/ops/split_columns/tests/cuda.rs"]
 mod split_columns;
 #[path = "../../src/ops/stochastic_round/tests/cuda.rs"]

@@ -5,10 +5,10 @@ mod bf16_grouped_gemm;
 pub mod cpu;
 mod mxfp8_grouped_gemm;
 pub mod oracle;
-mod sm100_grouped_gemm;
+mod sm100_mxfp8_grouped_gemm;
+mod sm90_bf16_grouped_gemm;
 mod sm90_dequantized_grouped_gemm;
-mod sm90_grouped_gemm;
-mod sm90_grouped_gemm_bf16;
+mod sm90_mxfp8_grouped_gemm;
 
 use super::OpKernels;
 use crate::runtime::cpu::CpuKernel;
@@ -27,9 +27,9 @@ pub(super) const KERNELS: OpKernels = OpKernels {
     cuda: &[
         bf16_grouped_gemm::SPECS,
         mxfp8_grouped_gemm::SPECS,
-        sm100_grouped_gemm::SPECS,
-        sm90_grouped_gemm::SPECS,
-        sm90_grouped_gemm_bf16::SPECS,
+        sm100_mxfp8_grouped_gemm::SPECS,
+        sm90_mxfp8_grouped_gemm::SPECS,
+        sm90_bf16_grouped_gemm::SPECS,
         sm90_dequantized_grouped_gemm::SPECS,
     ],
 };

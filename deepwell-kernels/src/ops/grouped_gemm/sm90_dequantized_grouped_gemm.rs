@@ -1,12 +1,12 @@
 //! The GEMMs of groups of rows on Hopper, with MXFP8 operands of any granularity: both operands are
-//! dequantized, exactly, into the workspace, then `sm90_grouped_gemm_bf16.cu` runs. The reasons are
+//! dequantized, exactly, into the workspace, then `sm90_bf16_grouped_gemm.cu` runs. The reasons are
 //! those of the dense GEMM (`scaled_gemm/dequantized_gemm.rs`).
 
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Target};
 
 use super::mxfp8_grouped_gemm;
-use super::sm90_grouped_gemm::{BOX_ROWS, Sizes};
-use super::sm90_grouped_gemm_bf16::{Gemm, SHARE, STEP_K};
+use super::sm90_bf16_grouped_gemm::{Gemm, SHARE, STEP_K};
+use super::sm90_mxfp8_grouped_gemm::{BOX_ROWS, Sizes};
 use crate::KernelError;
 use crate::ops::scaled_gemm::dequantize_operands::{self as operands, Groups, Operand, sizes_of};
 use crate::ops::scaled_gemm::sm90_mxfp8_gemm::TILE_COLUMNS;

@@ -6,8 +6,8 @@ mod cublaslt;
 pub mod oracle;
 mod sm100_bf16_gemm;
 mod sm100_bf16_gemm_fused;
-pub(crate) mod sm90_bf16;
 mod sm90_bf16_gemm;
+pub(crate) mod sm90_bf16_tiles;
 
 use super::OpKernels;
 use crate::runtime::cpu::CpuKernel;

@@ -3,7 +3,7 @@
 
 use deepwell_ir::{GemmKind, KernelRequest, Op};
 
-use super::sm90_bf16::{self, BOX_ROWS, Gemm};
+use super::sm90_bf16_tiles::{self, BOX_ROWS, Gemm};
 use super::sm100_bf16_gemm::{Form, reject};
 use crate::KernelError;
 use crate::runtime::cuda::architecture::Architecture;
@@ -22,9 +22,9 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec::new(
 )
 .architectures(&[Architecture::Sm90a])
 .reject(reject)
-.predict(|request, target| sm90_bf16::predicted_s(sizes_of(request), target))
-.workspace_bytes(|request, target| sm90_bf16::workspace_bytes(sizes_of(request), target))
-.select_tile(|request, target| sm90_bf16::select_tile(sizes_of(request), target))];
+.predict(|request, target| sm90_bf16_tiles::predicted_s(sizes_of(request), target))
+.workspace_bytes(|request, target| sm90_bf16_tiles::workspace_bytes(sizes_of(request), target))
+.select_tile(|request, target| sm90_bf16_tiles::select_tile(sizes_of(request), target))];
 
 fn sizes_of(request: &KernelRequest<'_>) -> GemmSizes {
     let [first, second] = [0, 1].map(|index| &request.operands[index].shape);

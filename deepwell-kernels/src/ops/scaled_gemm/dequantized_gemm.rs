@@ -10,7 +10,7 @@ use deepwell_ir::{DType, GemmKind, KernelRequest, Op};
 use super::dequantize_operands::{self as operands, Operand, sizes_of, width};
 use super::mxfp8_gemm;
 use crate::KernelError;
-use crate::ops::linear::sm90_bf16::{self, BOX_ROWS, Gemm};
+use crate::ops::linear::sm90_bf16_tiles::{self, BOX_ROWS, Gemm};
 use crate::runtime::cuda::architecture::Architecture;
 use crate::runtime::cuda::architecture::CUBLASLT;
 use crate::runtime::cuda::blas::{Matmul, Matrix};
@@ -41,14 +41,14 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[
         .reject(reject)
         .predict(|request, target| {
             operands::predicted_s(sizes_of(request), target)
-                + sm90_bf16::predicted_s(gemm_sizes(request), target)
+                + sm90_bf16_tiles::predicted_s(gemm_sizes(request), target)
         })
         .workspace_bytes(|request, target| {
             LIBRARY_ALIGNMENT_BYTES
                 + operands::bytes(sizes_of(request))
-                + sm90_bf16::workspace_bytes(gemm_sizes(request), target)
+                + sm90_bf16_tiles::workspace_bytes(gemm_sizes(request), target)
         })
-        .select_tile(|request, target| sm90_bf16::select_tile(gemm_sizes(request), target)),
+        .select_tile(|request, target| sm90_bf16_tiles::select_tile(gemm_sizes(request), target)),
 ];
 
 /// Sizes of the GEMM in BF16.

@@ -106,7 +106,7 @@ __device__ __forceinline__ void rows_gemm(const TensorMap& a, const TensorMap& b
 // a [rows, k] in boxes of 128 rows, b [groups * columns, k] in boxes of 128 rows, both of 64
 // columns and swizzled by 128 bytes; offsets [groups + 1], out [rows, columns].
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    sm90_grouped_gemm_bf16_fprop(const __grid_constant__ TensorMap a,
+    sm90_bf16_grouped_gemm_fprop(const __grid_constant__ TensorMap a,
                                  const __grid_constant__ TensorMap b,
                                  const int32* __restrict__ offsets, bf16* __restrict__ out,
                                  int32 groups, int32 rows, int32 columns, int32 k) {
@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
 // The same, with b [1, groups, k, columns] in boxes of 64 by 64.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    sm90_grouped_gemm_bf16_dgrad(const __grid_constant__ TensorMap a,
+    sm90_bf16_grouped_gemm_dgrad(const __grid_constant__ TensorMap a,
                                  const __grid_constant__ TensorMap b,
                                  const int32* __restrict__ offsets, bf16* __restrict__ out,
                                  int32 groups, int32 rows, int32 columns, int32 k) {
@@ -142,7 +142,7 @@ __device__ __forceinline__ void weights_gemm(const TensorMap& a, const TensorMap
 // a [R, rows] and b [R, columns] in boxes of 64 by 64, swizzled by 128 bytes; offsets [groups + 1],
 // out [groups, rows, columns], accumulated if `accumulate` is not zero.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    sm90_grouped_gemm_bf16_wgrad(const __grid_constant__ TensorMap a,
+    sm90_bf16_grouped_gemm_wgrad(const __grid_constant__ TensorMap a,
                                  const __grid_constant__ TensorMap b,
                                  const int32* __restrict__ offsets, float* __restrict__ out,
                                  int32 groups, int32 rows, int32 columns, uint32 accumulate) {
@@ -152,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1)
 
 // The same, with a [rows, R] and b [columns, R], in boxes of 128 rows and 64 columns.
 extern "C" __global__ void __launch_bounds__(kThreads, 1)
-    sm90_grouped_gemm_bf16_wgrad_k_major(const __grid_constant__ TensorMap a,
+    sm90_bf16_grouped_gemm_wgrad_k_major(const __grid_constant__ TensorMap a,
                                          const __grid_constant__ TensorMap b,
                                          const int32* __restrict__ offsets,
                                          float* __restrict__ out, int32 groups, int32 rows,

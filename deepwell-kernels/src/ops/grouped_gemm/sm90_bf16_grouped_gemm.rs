@@ -1,10 +1,10 @@
-//! `sm90_grouped_gemm_bf16.cu`: the GEMMs of groups of rows on wgmma, with BF16 operands. Only the
+//! `sm90_bf16_grouped_gemm.cu`: the GEMMs of groups of rows on wgmma, with BF16 operands. Only the
 //! device knows the groups' offsets, so a launch is sized for all rows.
 
 use deepwell_ir::ops::GroupedRows;
 use deepwell_ir::{GemmKind, KernelRequest, Op};
 
-use super::sm90_grouped_gemm::{BOX_ROWS, Sizes};
+use super::sm90_mxfp8_grouped_gemm::{BOX_ROWS, Sizes};
 use crate::KernelError;
 use crate::ops::scaled_gemm::sm90_mxfp8_gemm::{
     SHARED_BESIDE_STAGES, SHARED_LIMIT, THREADS, TILE_COLUMNS,
@@ -137,8 +137,8 @@ impl Gemm {
         accumulate: bool,
     ) -> Result<Step, KernelError> {
         let Gemm { kind, name, sizes, groups, maps } = self;
-        let name = format!("sm90_grouped_gemm_bf16_{name}");
-        let function = device.function("sm90_grouped_gemm_bf16", &name, SHARED_BYTES)?;
+        let name = format!("sm90_bf16_grouped_gemm_{name}");
+        let function = device.function("sm90_bf16_grouped_gemm", &name, SHARED_BYTES)?;
         let mut arguments = maps.map(Argument::TensorMap).to_vec();
         arguments.extend([
             offsets.argument(),

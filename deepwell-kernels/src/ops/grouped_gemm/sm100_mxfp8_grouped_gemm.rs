@@ -1,5 +1,5 @@
-//! `sm100_grouped_gemm.cu`: the GEMMs of groups of rows on tcgen05, with MXFP8 operands of any
-//! granularity. Only the device knows the groups' offsets, so a launch is sized for all rows.
+//! `sm100_mxfp8_grouped_gemm.cu`: the GEMMs of groups of rows on tcgen05, with MXFP8 operands of
+//! any granularity. Only the device knows the groups' offsets, so a launch is sized for all rows.
 
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Target};
 
@@ -122,8 +122,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let sizes = Sizes::new(op.kind, op.grouped.groups, &a.shape, &b.shape);
     let shape = TileShape::of_call(call, &TileShape::alone(Operands::Mx))?;
     let kind = if op.kind == GemmKind::Wgrad { "wgrad" } else { "rows" };
-    let name = format!("sm100_grouped_gemm_{kind}_{}", shape.name());
-    let function = device.function("sm100_grouped_gemm", &name, shape.shared_bytes())?;
+    let name = format!("sm100_mxfp8_grouped_gemm_{kind}_{}", shape.name());
+    let function = device.function("sm100_mxfp8_grouped_gemm", &name, shape.shared_bytes())?;
     // The matrices of a stack are contiguous, as one matrix of more rows.
     let rows_of_b = b.elements() / sizes.k;
     let b = DeviceTensor { shape: vec![rows_of_b, sizes.k], ..b };

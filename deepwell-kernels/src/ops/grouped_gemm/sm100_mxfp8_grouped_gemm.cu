@@ -12,7 +12,7 @@
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
-#include "epilogue/sm100_grouped_gemm.cuh"
+#include "epilogue/sm100_mxfp8_grouped_gemm.cuh"
 
 using namespace sm100_grouped;
 
@@ -55,8 +55,8 @@ extern __shared__ __align__(1024) uint8 memory[];
     }
 
 #define GEMMS(tile, ...)                                                                         \
-    ROWS_GEMM(sm100_grouped_gemm_rows_##tile, __VA_ARGS__)                                       \
-    WGRAD_GEMM(sm100_grouped_gemm_wgrad_##tile, __VA_ARGS__)
+    ROWS_GEMM(sm100_mxfp8_grouped_gemm_rows_##tile, __VA_ARGS__)                                 \
+    WGRAD_GEMM(sm100_mxfp8_grouped_gemm_wgrad_##tile, __VA_ARGS__)
 
 GEMMS(128x128, 1, 128)
 GEMMS(128x256, 1, 256)

@@ -1,4 +1,4 @@
-//! `sm90_grouped_gemm_bf16.cu`: the three GEMMs of groups of rows on wgmma against f64 sums.
+//! `sm90_bf16_grouped_gemm.cu`: the three GEMMs of groups of rows on wgmma against f64 sums.
 
 use deepwell_ir::{DType, Op, ops};
 use deepwell_kernels::ops::grouped_gemm::oracle;
@@ -10,7 +10,7 @@ use crate::gemm_operands::{Kind, gemm_tolerance};
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::MxKind;
 use crate::mxfp8_grouped_gemm::{Case, check_hard};
-use crate::sm90_grouped_gemm::{Groups, Row, open};
+use crate::sm90_mxfp8_grouped_gemm::{Groups, Row, open};
 
 const KERNEL: &str = "cuda_sm90_bf16_grouped_gemm";
 
@@ -172,7 +172,7 @@ fn rows_of_a_group_stay_its_own() {
 // Three tiles for each SM, whose stages are used more than twice: every wait sees both parities.
 // Some tiles have half of the rows, some none to sum, and a group ends within a stage.
 emulated! {
-    sm90_grouped_gemm_bf16 on Sm90a: |gpu| {
+    sm90_bf16_grouped_gemm on Sm90a: |gpu| {
         check(gpu, &Groups::new(32, &[290, 0, 330], 32, (264, 264)), Kind::Uniform);
         // Operands of the gradient along their rows.
         Case {

@@ -1,5 +1,5 @@
-//! `sm90_grouped_gemm.cu`: GEMMs of groups of rows on wgmma against f64 sums of what each group's
-//! MXFP8 operands stand for.
+//! `sm90_mxfp8_grouped_gemm.cu`: GEMMs of groups of rows on wgmma against f64 sums of the values of
+//! each group's MXFP8 operands.
 
 use deepwell_ir::{DType, GemmKind, ops};
 use deepwell_kernels::cuda::Architecture;
@@ -255,7 +255,7 @@ fn exact_sums_of_groups() {
 // Three tiles for each SM, whose stages are used more than twice: every wait sees both parities.
 // Some tiles have half of the rows, some none to sum.
 emulated! {
-    sm90_grouped_gemm on Sm90a: |gpu| {
+    sm90_mxfp8_grouped_gemm on Sm90a: |gpu| {
         let groups = Groups::new(ALIGN, &[290, 0, 128], 128, (376, 528));
         for numbers in EVEN {
             check_rows(gpu, &groups, GemmKind::Fprop, numbers);

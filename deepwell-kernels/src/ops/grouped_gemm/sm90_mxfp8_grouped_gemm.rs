@@ -1,5 +1,5 @@
-//! `sm90_grouped_gemm.cu`: the GEMMs of groups of rows on wgmma, with MXFP8 operands at granularity
-//! 128. Only the device knows the groups' offsets, so a launch is sized for all rows.
+//! `sm90_mxfp8_grouped_gemm.cu`: the GEMMs of groups of rows on wgmma, with MXFP8 operands at
+//! granularity 128. Only the device knows the groups' offsets, so a launch is sized for all rows.
 
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Target};
 
@@ -126,16 +126,16 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         && sizes.columns.is_multiple_of(COPIED_COLUMNS);
     let name = match (op.kind, op.b.block.is_square()) {
         // A square's scale is stored for each of its rows.
-        (GemmKind::Wgrad, _) if by_copies => "sm90_grouped_gemm_wgrad",
-        (GemmKind::Wgrad, _) => "sm90_grouped_gemm_wgrad_add",
-        (_, true) => "sm90_grouped_gemm_squares",
-        (_, false) => "sm90_grouped_gemm_rows",
+        (GemmKind::Wgrad, _) if by_copies => "sm90_mxfp8_grouped_gemm_wgrad",
+        (GemmKind::Wgrad, _) => "sm90_mxfp8_grouped_gemm_wgrad_add",
+        (_, true) => "sm90_mxfp8_grouped_gemm_squares",
+        (_, false) => "sm90_mxfp8_grouped_gemm_rows",
     };
     let shared_bytes = match by_copies {
         true => TILE.shared_bytes_staging(COPIED_ROWS * TILE_COLUMNS * size_of::<f32>()),
         false => TILE.shared_bytes(),
     };
-    let function = device.function("sm90_grouped_gemm", name, shared_bytes)?;
+    let function = device.function("sm90_mxfp8_grouped_gemm", name, shared_bytes)?;
     // The matrices of a stack are contiguous, as one matrix of more rows.
     let rows_of_b = b.elements() / sizes.k;
     let b = DeviceTensor { shape: vec![rows_of_b, sizes.k], ..b };

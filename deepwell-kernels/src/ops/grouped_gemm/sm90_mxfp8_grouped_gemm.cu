@@ -122,8 +122,8 @@ __device__ __forceinline__ void rows_gemm(const Operand& a, const Operand& b,
                              rows, columns, k);                                                  \
     }
 
-ROWS_GEMM(sm90_grouped_gemm_squares, false)
-ROWS_GEMM(sm90_grouped_gemm_rows, true)
+ROWS_GEMM(sm90_mxfp8_grouped_gemm_squares, false)
+ROWS_GEMM(sm90_mxfp8_grouped_gemm_rows, true)
 
 // a [rows, k] and b [columns, k] as above, where k counts the rows of all groups; out [groups,
 // rows, columns] as [groups, columns / 32, rows, 32] in boxes of [1, 4, 16, 32], swizzled by 128
@@ -133,7 +133,7 @@ ROWS_GEMM(sm90_grouped_gemm_rows, true)
 // move 738 MB of results and 340 MB of operands, 260 us. A tile has about twelve stages and is 128
 // KiB, so a tile's stores must be overlapped with the next tile's stages. The staging buffer
 // replaces one of four stages.
-extern "C" __global__ void __launch_bounds__(kThreads, 1) sm90_grouped_gemm_wgrad(
+extern "C" __global__ void __launch_bounds__(kThreads, 1) sm90_mxfp8_grouped_gemm_wgrad(
     const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,
     const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap b_scales,
     const __grid_constant__ TensorMap out, const int32* __restrict__ offsets, int32 groups,
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 1) sm90_grouped_gemm_wgra
 
 // The same GEMM with out [groups, rows, columns] of any width, accumulated if `accumulate` is not
 // zero.
-extern "C" __global__ void __launch_bounds__(kThreads, 1) sm90_grouped_gemm_wgrad_add(
+extern "C" __global__ void __launch_bounds__(kThreads, 1) sm90_mxfp8_grouped_gemm_wgrad_add(
     const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap a_scales,
     const __grid_constant__ TensorMap b, const __grid_constant__ TensorMap b_scales,
     const int32* __restrict__ offsets, float* __restrict__ out, int32 groups, int32 rows,

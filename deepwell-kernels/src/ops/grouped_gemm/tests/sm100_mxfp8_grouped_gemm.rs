@@ -1,5 +1,5 @@
-//! `sm100_grouped_gemm.cu`: the GEMMs of groups on tcgen05 against f64 sums of what their operands
-//! stand for, by the cases of `mxfp8_grouped_gemm.cu`.
+//! `sm100_mxfp8_grouped_gemm.cu`: the GEMMs of groups on tcgen05 against f64 sums of the values of
+//! their operands, by the cases of `mxfp8_grouped_gemm.cu`.
 
 use deepwell_ir::Tile;
 use deepwell_precision::QuantFormat;
@@ -25,7 +25,7 @@ fn gemms_of_groups() {
 // Stages and accumulators are used again; groups begin and end anywhere within tiles and stages,
 // have all rows of one, or none.
 emulated! {
-    sm100_grouped_gemm on Sm100a: |gpu| {
+    sm100_mxfp8_grouped_gemm on Sm100a: |gpu| {
         for ((m, n), groups, sizes) in [
             ((128, 128), &[416, 0, 544, 32][..], [272, 400]),
             ((128, 256), &[416, 0, 544, 32], [528, 656]),
