@@ -163,9 +163,9 @@ ops! {
     /// `y = x · wᵀ (+ bias)`.
     Linear,
     /// `dx = dy · w`.
-    LinearInputGrad,
+    LinearDgrad,
     /// `dw = dyᵀ · x`.
-    LinearWeightGrad,
+    LinearWgrad,
     /// `db = sum over tokens of dy`.
     BiasGrad,
     /// Root-mean-square normalization.
@@ -297,9 +297,9 @@ ops! {
     /// A GEMM for each group of rows.
     GroupedGemm,
     /// `dx = dy · w` for each group.
-    GroupedGemmInputGrad,
+    GroupedGemmDgrad,
     /// `dw = dyᵀ · x` for each group.
-    GroupedGemmWeightGrad,
+    GroupedGemmWgrad,
     /// A grouped GEMM (one of the three kinds) on quantized operands.
     ScaledGroupedGemm,
     /// GEMM of two quantized matrices with their scales.

@@ -238,7 +238,7 @@ fn activations_are_fused_with_their_gemms() {
     assert_eq!(found.len(), 4);
     let keeps = |op: &&Op| matches!(op, Op::Fused(op) if op.skipped.is_empty());
     assert_eq!(found.iter().filter(|op| keeps(op)).count(), 2);
-    assert!(found[2..].iter().all(|op| op.name() == "linear_input_grad_gelu_backward"));
+    assert!(found[2..].iter().all(|op| op.name() == "linear_dgrad_gelu_backward"));
 }
 
 /// Of two ways to cut the same nodes the faster one is taken, though it does not begin with the

@@ -179,13 +179,13 @@ fn outputs_and_costs() {
             2 * 32 * 64 * 96,
         ),
         (
-            ops::GroupedGemmInputGrad { grouped: GROUPED }.into(),
+            ops::GroupedGemmDgrad { grouped: GROUPED }.into(),
             vec![f32s(&[288, 96]), f32s(&[8, 96, 64]), i32s(&[9])],
             &[&[288, 64]],
             2 * 32 * 64 * 96,
         ),
         (
-            ops::GroupedGemmWeightGrad { grouped: GROUPED }.into(),
+            ops::GroupedGemmWgrad { grouped: GROUPED }.into(),
             vec![f32s(&[288, 96]), f32s(&[288, 64]), i32s(&[9])],
             &[&[8, 96, 64]],
             2 * 32 * 64 * 96,

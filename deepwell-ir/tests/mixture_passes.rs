@@ -73,6 +73,6 @@ fn the_router_has_a_gradient() {
     let backward = "route.backward.dlogits: f32[B*S, 8] = route_backward(loss.backward.dx, logits, \
                     route.experts) experts=8 top_k=2 softmax normalize";
     assert!(text.contains(backward), "{text}");
-    let wgrad = "+grad.router: f32[8, 32] = linear_weight_grad(route.backward.dlogits, embed)";
+    let wgrad = "+grad.router: f32[8, 32] = linear_wgrad(route.backward.dlogits, embed)";
     assert!(text.contains(wgrad), "{text}");
 }

@@ -169,9 +169,8 @@ fn mxfp8_gemms_read_quantized_data_only() {
     let gemms = names(&graph, |node| matches!(node.op, Op::ScaledGemm(_)));
     // Seven linear layers, three GEMMs each.
     assert_eq!(gemms.len(), 21);
-    let left = |node: &Node| {
-        matches!(node.op, Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_))
-    };
+    let left =
+        |node: &Node| matches!(node.op, Op::Linear(_) | Op::LinearDgrad(_) | Op::LinearWgrad(_));
     assert_eq!(names(&graph, left), Vec::<&str>::new());
     // A parameter is read by its cast or quantization alone.
     for node in graph.nodes.iter().filter(|node| node.phase != Phase::Weights) {

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::fmt;
 
 use deepwell_ir::ops::{
-    Axis, GroupedGemmInputGrad, GroupedGemmWeightGrad, LinearInputGrad, LinearWeightGrad, Quantize,
-    ScaledGemm, ScaledGroupedGemm,
+    Axis, GroupedGemmDgrad, GroupedGemmWgrad, LinearDgrad, LinearWgrad, Quantize, ScaledGemm,
+    ScaledGroupedGemm,
 };
 use deepwell_ir::{
     Binding, DType, Dim, GemmKind, Graph, KernelCatalog, KernelRequest, Node, Op, OperandType,
@@ -226,8 +226,8 @@ impl Times<'_> {
         let fprop = deepwell_ir::ops::Linear { bias }.into();
         let plain = [
             (fprop, [bf16(x), bf16(w), add.clone()].concat(), bf16(y)),
-            (LinearInputGrad {}.into(), [bf16(y), bf16(w)].concat(), bf16(x)),
-            (LinearWeightGrad {}.into(), [bf16(y), bf16(x)].concat(), f32(w)),
+            (LinearDgrad {}.into(), [bf16(y), bf16(w)].concat(), bf16(x)),
+            (LinearWgrad {}.into(), [bf16(y), bf16(x)].concat(), f32(w)),
         ];
         let (activations, weights) = self.formats();
         let (m, [n, k]) = (x[0], [w[0], w[1]]);
@@ -264,12 +264,12 @@ impl Times<'_> {
         let plain = [
             (op.clone(), [bf16(x), bf16(w), offsets.clone()].concat(), bf16(y)),
             (
-                GroupedGemmInputGrad { grouped }.into(),
+                GroupedGemmDgrad { grouped }.into(),
                 [bf16(y), bf16(w), offsets.clone()].concat(),
                 bf16(x),
             ),
             (
-                GroupedGemmWeightGrad { grouped }.into(),
+                GroupedGemmWgrad { grouped }.into(),
                 [bf16(y), bf16(x), offsets.clone()].concat(),
                 f32(w),
             ),

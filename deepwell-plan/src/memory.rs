@@ -500,8 +500,8 @@ fn peak_bytes(chunk_bytes: &[f64], order: &[PipelineOp], has_head: bool) -> f64 
         let bytes = chunk_bytes.get(op.chunk as usize).copied().unwrap_or(0.0);
         match op.pass {
             Pass::Forward => live += bytes,
-            Pass::Backward | Pass::WeightGrad => live -= bytes,
-            Pass::InputGrad => {}
+            Pass::Backward | Pass::Wgrad => live -= bytes,
+            Pass::Dgrad => {}
         }
         if !has_head || op.chunk as usize + 1 == chunk_bytes.len() {
             peak = peak.max(live);

@@ -7,7 +7,7 @@
 //! ```
 //! use deepwell_plan::schedule::{OpTimes, PipelineSchedule, orders, simulate};
 //!
-//! let times = OpTimes { forward: 1.0, input_grad: 1.0, weight_grad: 1.0, p2p: 0.0 };
+//! let times = OpTimes { forward: 1.0, dgrad: 1.0, wgrad: 1.0, p2p: 0.0 };
 //! let orders = orders(PipelineSchedule::OneFOneB, 4, 8, 1)?;
 //! let run = simulate(&orders, 1, &vec![times; 4])?;
 //! // (p - 1) (F + B + W) of idle time beside m (F + B + W) of work.
@@ -91,9 +91,9 @@ pub enum Pass {
     /// F: the forward pass.
     Forward,
     /// B: gradients of the input, needed by the previous stage.
-    InputGrad,
+    Dgrad,
     /// W: gradients of the weights, needed by no other pass.
-    WeightGrad,
+    Wgrad,
     /// B and W as one op.
     Backward,
 }

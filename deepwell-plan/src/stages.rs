@@ -132,8 +132,8 @@ pub fn passes_of(order: &[PipelineOp]) -> Result<Schedule, PlanError> {
                 (Phase::Forward, false)
             }
             Pass::Backward => (Phase::Backward, true),
-            Pass::InputGrad => (Phase::Backward, false),
-            Pass::WeightGrad => (Phase::WeightGradients, true),
+            Pass::Dgrad => (Phase::Backward, false),
+            Pass::Wgrad => (Phase::WeightGradients, true),
         };
         let Some(&slot) = held.get(&(chunk, micro_batch)) else {
             return Err(PlanError::Request {
@@ -212,7 +212,7 @@ mod tests {
             }
         }
         let pass = |pass, micro_batch| PipelineOp { pass, chunk: 0, micro_batch };
-        for order in [&[pass(Pass::Backward, 0)][..], &[pass(Pass::WeightGrad, 1)]] {
+        for order in [&[pass(Pass::Backward, 0)][..], &[pass(Pass::Wgrad, 1)]] {
             let error = passes_of(order).unwrap_err().to_string();
             assert!(error.contains("each forward pass before those that need"), "{error}");
         }

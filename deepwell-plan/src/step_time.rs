@@ -310,15 +310,15 @@ impl Cost<'_> {
         let at = self.at;
         let (first, last) = (self.stage_time(0), self.stage_time(at.pp - 1));
         let middle = self.stage_time(first_full_stage(self.shape, at));
-        let total = |times: &OpTimes| times.forward + times.input_grad + times.weight_grad;
+        let total = |times: &OpTimes| times.forward + times.dgrad + times.wgrad;
         let slower = |a, b| if total(&b) > total(&a) { b } else { a };
         let slowest = slower(slower(first, middle), last);
         let (count, stages) = (at.micro_batches as f64, at.pp as f64);
         let hops = 2.0 * (stages * at.vpp as f64 - 1.0) * first.p2p;
         let filling = match at.schedule {
             PipelineSchedule::OneFOneB => total(&slowest) / at.vpp as f64,
-            PipelineSchedule::ZbH1 => (total(&slowest) - 2.0 * slowest.weight_grad).max(0.0),
-            PipelineSchedule::ZbH2 => (total(&slowest) - 3.0 * slowest.weight_grad).max(0.0),
+            PipelineSchedule::ZbH1 => (total(&slowest) - 2.0 * slowest.wgrad).max(0.0),
+            PipelineSchedule::ZbH2 => (total(&slowest) - 3.0 * slowest.wgrad).max(0.0),
         };
         let bubble = (stages - 1.0) * filling + if at.pp > 1 { hops } else { 0.0 };
         let pipeline = count * total(&slowest) + bubble;
@@ -341,8 +341,8 @@ impl Cost<'_> {
             if count > 0 {
                 let time = self.layer(layer);
                 sum.forward += count as f64 * time.forward;
-                sum.input_grad += count as f64 * time.input_grad;
-                sum.weight_grad += count as f64 * time.weight_grad;
+                sum.dgrad += count as f64 * time.dgrad;
+                sum.wgrad += count as f64 * time.wgrad;
             }
         };
         add(dense, 0);
@@ -355,13 +355,13 @@ impl Cost<'_> {
             let time = bf16.linears(tokens, &head);
             let (forward, backward) = self.rules.loss_traffic;
             sum.forward += time.forward + self.kernels(tokens * vocab * forward, 8.0);
-            sum.input_grad += time.input_grad + self.kernels(tokens * vocab * backward, 3.0);
-            sum.weight_grad += time.weight_grad;
+            sum.dgrad += time.dgrad + self.kernels(tokens * vocab * backward, 3.0);
+            sum.wgrad += time.wgrad;
         }
         if held.has_embedding {
             let bytes = tokens * hidden * 6.0;
             sum.forward += self.kernels(bytes, 4.0);
-            sum.weight_grad += self.kernels(2.0 * bytes, 4.0);
+            sum.wgrad += self.kernels(2.0 * bytes, 4.0);
         }
         let p2p = if at.pp > 1 {
             let within = at.tp * at.cp * at.dp * 2 <= self.fabric.domain_gpus;
@@ -373,8 +373,8 @@ impl Cost<'_> {
         let blocked = if self.rules.p2p_blocks { p2p * at.vpp as f64 } else { 0.0 };
         OpTimes {
             forward: sum.forward + blocked,
-            input_grad: sum.input_grad + blocked,
-            weight_grad: sum.weight_grad,
+            dgrad: sum.dgrad + blocked,
+            wgrad: sum.wgrad,
             p2p,
         }
     }

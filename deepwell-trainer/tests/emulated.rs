@@ -223,8 +223,8 @@ fn mixtures_train_as_on_the_cpu() {
     ];
     let plain = [
         "cuda_bf16_grouped_gemm grouped_gemm",
-        "cuda_bf16_grouped_gemm grouped_gemm_input_grad",
-        "cuda_bf16_grouped_gemm grouped_gemm_weight_grad",
+        "cuda_bf16_grouped_gemm grouped_gemm_dgrad",
+        "cuda_bf16_grouped_gemm grouped_gemm_wgrad",
         "cuda_expert_swiglu_backward expert_swiglu_backward",
     ];
     // The last down projection stays in BF16, and with it what it reads.
@@ -318,7 +318,7 @@ fn gpt2_trains_as_on_the_cpu() {
             "cuda_add_positions add_positions",
             "cuda_add_positions_backward add_positions_backward",
             "cuda_sm100_bf16_gemm_fused linear_gelu",
-            "cuda_sm100_bf16_gemm_fused linear_input_grad_gelu_backward",
+            "cuda_sm100_bf16_gemm_fused linear_dgrad_gelu_backward",
         ]
     );
     // Copies of GELU and of its gradient are predicted to take less time in a kernel of their own,

@@ -98,8 +98,8 @@ struct ByHand {
 fn gemm_of(call: &Call) -> Option<GemmKind> {
     match call.op.leading() {
         Op::Linear(_) => Some(GemmKind::Fprop),
-        Op::LinearInputGrad(_) => Some(GemmKind::Dgrad),
-        Op::LinearWeightGrad(_) => Some(GemmKind::Wgrad),
+        Op::LinearDgrad(_) => Some(GemmKind::Dgrad),
+        Op::LinearWgrad(_) => Some(GemmKind::Wgrad),
         _ => None,
     }
 }
@@ -248,7 +248,7 @@ fn the_audit_finds_wrong_operands_of_emulated_gemms() {
     assert!(findings[0].what.contains(expected), "{findings:?}");
 
     let mut program = clean.clone();
-    let wgrad = |call: &Call| matches!(call.op, Op::LinearWeightGrad(_));
+    let wgrad = |call: &Call| matches!(call.op, Op::LinearWgrad(_));
     let wgrad = program.calls.iter().position(wgrad).unwrap();
     program.calls[wgrad].operands[1].value = made;
     let findings = audit_counts(&program);

@@ -5,7 +5,7 @@
 //! nowhere else: what comes later is right for the bytes that it reads.
 
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
-use deepwell_ir::ops::{LinearInputGrad, ScaledGemm};
+use deepwell_ir::ops::{LinearDgrad, ScaledGemm};
 use deepwell_ir::{
     Access, Call, GemmKind, Instance, Op, Operand, PrecisionPolicy, Program, Recompute, ValueId,
 };
@@ -450,7 +450,7 @@ fn dgrad_in_bf16(program: &mut Program) {
         program.calls.iter().find(|c| c.outputs().iter().any(|out| out.value == data)).unwrap();
     let gradient = quantization.operands[0];
     let call = call_mut(program, dgrad);
-    call.op = LinearInputGrad {}.into();
+    call.op = LinearDgrad {}.into();
     call.operands.splice(..4, [gradient, weight]);
     call.input_count = 2;
 }

@@ -212,7 +212,7 @@ fn buckets_of_any_size_change_no_bit() {
 /// Weight gradients beside everything else, norms on a third stream.
 fn by_op(call: &Call) -> u32 {
     match call.op.name() {
-        name if name.contains("weight_grad") || call.name.ends_with("wgrad") => 1,
+        name if name.contains("wgrad") || call.name.ends_with("wgrad") => 1,
         name if name.contains("norm") => 2,
         _ => 0,
     }

@@ -6,8 +6,8 @@
 //! | op | for each group | written |
 //! |---|---|---|
 //! | fprop, [`GroupedGemm`] | `y_e = x_e · w[e]ᵀ` | all `R` rows; zero from `offsets[G]` on |
-//! | dgrad, [`GroupedGemmInputGrad`] | `dx_e = dy_e · w[e]` | as fprop |
-//! | wgrad, [`GroupedGemmWeightGrad`] | `dw[e] (+)= dy_eᵀ · x_e` | all of `dw` |
+//! | dgrad, [`GroupedGemmDgrad`] | `dx_e = dy_e · w[e]` | as fprop |
+//! | wgrad, [`GroupedGemmWgrad`] | `dw[e] (+)= dy_eᵀ · x_e` | all of `dw` |
 //!
 //! For a group without rows, an overwriting wgrad sets the matrix to exactly 0, and an accumulating
 //! wgrad leaves the matrix unchanged.
@@ -93,8 +93,8 @@ impl OpRule for GroupedGemm {
         let (x, w, offsets) = (node.inputs[0], node.inputs[1], node.inputs[2]);
         let grouped = self.grouped;
         let dw = context.parameter_gradient(w);
-        context.emit(GroupedGemmWeightGrad { grouped }, "wgrad", &[dy, x, offsets], &[dw])?;
-        let op = GroupedGemmInputGrad { grouped };
+        context.emit(GroupedGemmWgrad { grouped }, "wgrad", &[dy, x, offsets], &[dw])?;
+        let op = GroupedGemmDgrad { grouped };
         let dx = context.emit_fresh(op, "dgrad", &[dy, w, offsets])?[0];
         context.contribute(x, dx)
     }
@@ -102,14 +102,14 @@ impl OpRule for GroupedGemm {
 
 /// dy `[R, N]`, w `[G, N, K]`, offsets i32 `[G + 1]` → dx `[R, K]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GroupedGemmInputGrad {
+pub struct GroupedGemmDgrad {
     /// Groups and their alignment.
     pub grouped: GroupedRows,
 }
 
-impl OpRule for GroupedGemmInputGrad {
+impl OpRule for GroupedGemmDgrad {
     fn name(&self) -> &'static str {
-        "grouped_gemm_input_grad"
+        "grouped_gemm_dgrad"
     }
 
     fn attributes(&self) -> String {
@@ -136,14 +136,14 @@ impl OpRule for GroupedGemmInputGrad {
 
 /// dy `[R, N]`, x `[R, K]`, offsets i32 `[G + 1]` → dw f32 `[G, N, K]`, `(+)=`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GroupedGemmWeightGrad {
+pub struct GroupedGemmWgrad {
     /// Groups and their alignment.
     pub grouped: GroupedRows,
 }
 
-impl OpRule for GroupedGemmWeightGrad {
+impl OpRule for GroupedGemmWgrad {
     fn name(&self) -> &'static str {
-        "grouped_gemm_weight_grad"
+        "grouped_gemm_wgrad"
     }
 
     fn attributes(&self) -> String {

@@ -55,23 +55,23 @@ impl OpRule for Linear {
         let Some(dy) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
         let (x, w) = (node.inputs[0], node.inputs[1]);
         let dw = context.parameter_gradient(w);
-        context.emit(LinearWeightGrad {}, "wgrad", &[dy, x], &[dw])?;
+        context.emit(LinearWgrad {}, "wgrad", &[dy, x], &[dw])?;
         if self.bias {
             let db = context.parameter_gradient(node.inputs[2]);
             context.emit(BiasGrad {}, "bgrad", &[dy], &[db])?;
         }
-        let dx = context.emit_fresh(LinearInputGrad {}, "dgrad", &[dy, w])?[0];
+        let dx = context.emit_fresh(LinearDgrad {}, "dgrad", &[dy, w])?[0];
         context.contribute(x, dx)
     }
 }
 
 /// `dx = dy · w`: dy `[T, N]`, w `[N, K]` → `[T, K]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LinearInputGrad {}
+pub struct LinearDgrad {}
 
-impl OpRule for LinearInputGrad {
+impl OpRule for LinearDgrad {
     fn name(&self) -> &'static str {
-        "linear_input_grad"
+        "linear_dgrad"
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
@@ -94,11 +94,11 @@ impl OpRule for LinearInputGrad {
 
 /// `dw (+)= dyᵀ · x`: dy `[T, N]`, x `[T, K]` → f32 `[N, K]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LinearWeightGrad {}
+pub struct LinearWgrad {}
 
-impl OpRule for LinearWeightGrad {
+impl OpRule for LinearWgrad {
     fn name(&self) -> &'static str {
-        "linear_weight_grad"
+        "linear_wgrad"
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {

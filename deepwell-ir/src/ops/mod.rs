@@ -66,14 +66,12 @@ pub use experts::{ExpertActivation, Experts};
 pub use fused::{Activation, Epilogue, Fused, QuantizeStep};
 pub use gelu::{Gelu, GeluBackward};
 pub use grouped_bias::{GroupedBias, GroupedBiasBackward};
-pub use grouped_gemm::{
-    GroupedGemm, GroupedGemmInputGrad, GroupedGemmWeightGrad, ScaledGroupedGemm,
-};
+pub use grouped_gemm::{GroupedGemm, GroupedGemmDgrad, GroupedGemmWgrad, ScaledGroupedGemm};
 pub use head_rms_norm::{HeadRmsNorm, HeadRmsNormBackward};
 pub use join_parts::JoinParts;
 pub use latent_key_value::{LatentKeyValue, LatentKeyValueBackward};
 pub use layer_norm::{AddLayerNorm, LayerNorm, LayerNormBackward};
-pub use linear::{BiasGrad, Linear, LinearInputGrad, LinearWeightGrad};
+pub use linear::{BiasGrad, Linear, LinearDgrad, LinearWgrad};
 pub use linear_cross_entropy::{IGNORED_TARGET, LinearCrossEntropy, LinearCrossEntropyGrad};
 pub use opaque::{Opaque, OpaqueOutput};
 pub use permute::{AddUnpermute, Permute, Unpermute};

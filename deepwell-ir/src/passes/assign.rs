@@ -103,10 +103,7 @@ fn readers_without_gemm(graph: &Graph) -> HashMap<TensorId, &'static str> {
     for node in &graph.nodes {
         let has_gemm = matches!(
             node.op,
-            Op::Linear(_)
-                | Op::LinearInputGrad(_)
-                | Op::GroupedGemm(_)
-                | Op::GroupedGemmInputGrad(_)
+            Op::Linear(_) | Op::LinearDgrad(_) | Op::GroupedGemm(_) | Op::GroupedGemmDgrad(_)
         );
         for (index, &input) in node.inputs.iter().enumerate() {
             if !(has_gemm && index == 1) {

@@ -99,8 +99,8 @@ pub fn apply_served_precision(
 fn grouped_rows(op: &Op) -> Option<GroupedRows> {
     match op {
         Op::GroupedGemm(op) => Some(op.grouped),
-        Op::GroupedGemmInputGrad(op) => Some(op.grouped),
-        Op::GroupedGemmWeightGrad(op) => Some(op.grouped),
+        Op::GroupedGemmDgrad(op) => Some(op.grouped),
+        Op::GroupedGemmWgrad(op) => Some(op.grouped),
         _ => None,
     }
 }
@@ -153,10 +153,8 @@ impl Rewrite<'_> {
     fn gemm(&self, node: &Node) -> Option<Gemm> {
         let (kind, parameter) = match &node.op {
             Op::Linear(_) | Op::GroupedGemm(_) => (GemmKind::Fprop, node.inputs[1]),
-            Op::LinearInputGrad(_) | Op::GroupedGemmInputGrad(_) => {
-                (GemmKind::Dgrad, node.inputs[1])
-            }
-            Op::LinearWeightGrad(_) | Op::GroupedGemmWeightGrad(_) => {
+            Op::LinearDgrad(_) | Op::GroupedGemmDgrad(_) => (GemmKind::Dgrad, node.inputs[1]),
+            Op::LinearWgrad(_) | Op::GroupedGemmWgrad(_) => {
                 match self.source.tensor(node.outputs[0]).kind {
                     TensorKind::ParameterGradient { parameter } => (GemmKind::Wgrad, parameter),
                     _ => return None,

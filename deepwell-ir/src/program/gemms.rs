@@ -68,11 +68,10 @@ fn gemm_operands(op: &Op) -> Option<(Option<usize>, usize)> {
         Op::ScaledGroupedGemm(op) => {
             Some(((op.kind != GemmKind::Wgrad).then(|| op.b_input()), op.plane_inputs()))
         }
-        Op::Linear(_)
-        | Op::LinearInputGrad(_)
-        | Op::GroupedGemm(_)
-        | Op::GroupedGemmInputGrad(_) => Some((Some(1), 2)),
-        Op::LinearWeightGrad(_) | Op::GroupedGemmWeightGrad(_) => Some((None, 2)),
+        Op::Linear(_) | Op::LinearDgrad(_) | Op::GroupedGemm(_) | Op::GroupedGemmDgrad(_) => {
+            Some((Some(1), 2))
+        }
+        Op::LinearWgrad(_) | Op::GroupedGemmWgrad(_) => Some((None, 2)),
         _ => None,
     }
 }

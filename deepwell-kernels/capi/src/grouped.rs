@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use deepwell_ir::ops::{
-    GroupedGemm, GroupedGemmInputGrad, GroupedGemmWeightGrad, GroupedRows, ScaledGroupedGemm,
+    GroupedGemm, GroupedGemmDgrad, GroupedGemmWgrad, GroupedRows, ScaledGroupedGemm,
 };
 use deepwell_ir::{DType, GemmKind, Op};
 
@@ -40,10 +40,10 @@ fn gemm_bf16(
     let (op, of_a, of_b, of_out) = match kind {
         GemmKind::Fprop => (Op::from(GroupedGemm { grouped }), vec![rows, k], stack, vec![rows, n]),
         GemmKind::Dgrad => {
-            (GroupedGemmInputGrad { grouped }.into(), vec![rows, n], stack, vec![rows, k])
+            (GroupedGemmDgrad { grouped }.into(), vec![rows, n], stack, vec![rows, k])
         }
         GemmKind::Wgrad => {
-            (GroupedGemmWeightGrad { grouped }.into(), vec![rows, n], vec![rows, k], stack)
+            (GroupedGemmWgrad { grouped }.into(), vec![rows, n], vec![rows, k], stack)
         }
     };
     let output = if kind == GemmKind::Wgrad { DType::F32 } else { DType::Bf16 };

@@ -189,8 +189,8 @@ fn result_of_gemm(request: &KernelRequest<'_>) -> Option<[usize; 2]> {
     let shape = |index: usize| &request.operands[index].shape;
     Some(match request.op {
         Op::Linear(_) => [shape(0)[0], shape(1)[0]],
-        Op::LinearInputGrad(_) => [shape(0)[0], shape(1)[1]],
-        Op::LinearWeightGrad(_) => [shape(0)[1], shape(1)[1]],
+        Op::LinearDgrad(_) => [shape(0)[0], shape(1)[1]],
+        Op::LinearWgrad(_) => [shape(0)[1], shape(1)[1]],
         Op::ScaledGemm(_) => [shape(0)[0], shape(2)[0]],
         _ => return None,
     })

@@ -80,7 +80,7 @@ fn check_bf16_sums(gpu: &mut Gpu, (rows, columns, k): (usize, usize, usize)) {
         let of_bias = has_bias.then(|| bias.to_f64());
         let (core, products): (Op, _) = match is_dgrad {
             true => (
-                ops::LinearInputGrad {}.into(),
+                ops::LinearDgrad {}.into(),
                 linear::data_gradient(&a.to_f64(), &b.to_f64(), columns),
             ),
             false => (

@@ -2,7 +2,7 @@
 //! activation alone, and of the CPU's quantization of what that stores.
 
 use deepwell_ir::ops::{
-    Axis, Epilogue, Fused, Gelu, GeluBackward, Linear, LinearInputGrad, Quantize, ScaledGemm,
+    Axis, Epilogue, Fused, Gelu, GeluBackward, Linear, LinearDgrad, Quantize, ScaledGemm,
 };
 use deepwell_ir::{DType, GemmKind, Op, Tile};
 use deepwell_precision::{QuantFormat, ScaleRule};
@@ -67,7 +67,7 @@ fn multiplied(
         let b = HostTensor::bf16(&shape, &kind.values(columns * k, 2));
         let mut inputs = vec![a, b];
         let op: Op = match backward {
-            true => LinearInputGrad {}.into(),
+            true => LinearDgrad {}.into(),
             false => Linear { bias: true }.into(),
         };
         inputs.extend((!backward).then_some(bias));

@@ -92,8 +92,8 @@ impl Stages {
         let times = |program: &Program| OpTimes {
             forward: body_s(program, Phase::Forward, between),
             // Includes weight gradients, unless these have a body of their own.
-            input_grad: body_s(program, Phase::Backward, between),
-            weight_grad: body_s(program, Phase::WeightGradients, between),
+            dgrad: body_s(program, Phase::Backward, between),
+            wgrad: body_s(program, Phase::WeightGradients, between),
             // Sends and receives are calls of the bodies.
             p2p: 0.0,
         };

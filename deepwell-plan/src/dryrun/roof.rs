@@ -187,8 +187,8 @@ fn is_grouped_gemm(op: &Op) -> bool {
     matches!(
         op.leading(),
         Op::GroupedGemm(_)
-            | Op::GroupedGemmInputGrad(_)
-            | Op::GroupedGemmWeightGrad(_)
+            | Op::GroupedGemmDgrad(_)
+            | Op::GroupedGemmWgrad(_)
             | Op::ScaledGroupedGemm(_)
     )
 }

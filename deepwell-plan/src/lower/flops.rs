@@ -47,11 +47,11 @@ pub fn linear_flops(program: &Program) -> LinearFlops {
             }
             // For grouped rows only token-expert pairs count, not alignment padding.
             Op::Linear(_)
-            | Op::LinearInputGrad(_)
-            | Op::LinearWeightGrad(_)
+            | Op::LinearDgrad(_)
+            | Op::LinearWgrad(_)
             | Op::GroupedGemm(_)
-            | Op::GroupedGemmInputGrad(_)
-            | Op::GroupedGemmWeightGrad(_) => {
+            | Op::GroupedGemmDgrad(_)
+            | Op::GroupedGemmWgrad(_) => {
                 let flops = flops();
                 sums.blocks += flops;
                 sums.with_head += flops;

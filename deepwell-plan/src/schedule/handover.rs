@@ -71,9 +71,7 @@ impl Messages {
     fn of(orders: &[Vec<PipelineOp>], chunks: usize) -> Messages {
         let mut made: HashMap<(usize, bool, u32, u32), usize> = HashMap::new();
         for (stage, order) in orders.iter().enumerate() {
-            for (index, op) in
-                order.iter().enumerate().filter(|(_, op)| op.pass != Pass::WeightGrad)
-            {
+            for (index, op) in order.iter().enumerate().filter(|(_, op)| op.pass != Pass::Wgrad) {
                 let is_backward = op.pass != Pass::Forward;
                 made.insert((stage, is_backward, op.chunk, op.micro_batch), index);
             }
@@ -118,7 +116,7 @@ struct Stage {
 /// Approximate duration of an op in ticks. Durations affect waiting times, not deadlocks.
 fn ticks(pass: Pass) -> u64 {
     match pass {
-        Pass::Forward | Pass::InputGrad | Pass::WeightGrad => 1,
+        Pass::Forward | Pass::Dgrad | Pass::Wgrad => 1,
         Pass::Backward => 2,
     }
 }

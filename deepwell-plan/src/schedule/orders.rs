@@ -68,8 +68,8 @@ pub fn in_flight(order: &[PipelineOp]) -> usize {
     for op in order {
         match op.pass {
             Pass::Forward => live += 1,
-            Pass::Backward | Pass::WeightGrad => live = live.saturating_sub(1),
-            Pass::InputGrad => {}
+            Pass::Backward | Pass::Wgrad => live = live.saturating_sub(1),
+            Pass::Dgrad => {}
         }
         most = most.max(live);
     }
@@ -100,9 +100,9 @@ fn zero_bubble(warm_up: usize, lag: usize, count: usize) -> Vec<PipelineOp> {
     let mut weights = 0;
     let mut order: Vec<PipelineOp> = (0..forwards).map(|at| op(Pass::Forward, 0, at)).collect();
     for at in 0..count {
-        order.push(op(Pass::InputGrad, 0, at));
+        order.push(op(Pass::Dgrad, 0, at));
         if at + 1 > weights + lag {
-            order.push(op(Pass::WeightGrad, 0, weights));
+            order.push(op(Pass::Wgrad, 0, weights));
             weights += 1;
         }
         if forwards < count {
@@ -110,7 +110,7 @@ fn zero_bubble(warm_up: usize, lag: usize, count: usize) -> Vec<PipelineOp> {
             forwards += 1;
         }
     }
-    order.extend((weights..count).map(|at| op(Pass::WeightGrad, 0, at)));
+    order.extend((weights..count).map(|at| op(Pass::Wgrad, 0, at)));
     order
 }
 

@@ -11,9 +11,9 @@ pub struct OpTimes {
     /// F.
     pub forward: f64,
     /// B: gradients of the input.
-    pub input_grad: f64,
+    pub dgrad: f64,
     /// W: gradients of the weights.
-    pub weight_grad: f64,
+    pub wgrad: f64,
     /// Time from the end of an op to the arrival of its output at the next stage.
     pub p2p: f64,
 }
@@ -22,9 +22,9 @@ impl OpTimes {
     fn of(&self, pass: Pass) -> f64 {
         match pass {
             Pass::Forward => self.forward,
-            Pass::InputGrad => self.input_grad,
-            Pass::WeightGrad => self.weight_grad,
-            Pass::Backward => self.input_grad + self.weight_grad,
+            Pass::Dgrad => self.dgrad,
+            Pass::Wgrad => self.wgrad,
+            Pass::Backward => self.dgrad + self.wgrad,
         }
     }
 }
@@ -112,7 +112,7 @@ pub fn simulate(
                 let start = free.max(arrival);
                 let end = start + times[stage].of(op.pass) / chunks as f64;
                 runs[stage].push(OpRun { op, start, end });
-                if op.pass != Pass::WeightGrad {
+                if op.pass != Pass::Wgrad {
                     ends[index(stage, &op, op.pass != Pass::Forward)] = Some(end);
                 }
                 moved = true;
@@ -147,12 +147,12 @@ pub(super) fn needed(
         Pass::Forward if stage > 0 => Some((stage - 1, op, false)),
         Pass::Forward if op.chunk > 0 => Some((stages - 1, with_chunk(op.chunk - 1), false)),
         Pass::Forward => None,
-        Pass::WeightGrad => Some((stage, op, true)),
-        Pass::InputGrad | Pass::Backward if stage + 1 < stages => Some((stage + 1, op, true)),
-        Pass::InputGrad | Pass::Backward if (op.chunk as usize) + 1 < chunks => {
+        Pass::Wgrad => Some((stage, op, true)),
+        Pass::Dgrad | Pass::Backward if stage + 1 < stages => Some((stage + 1, op, true)),
+        Pass::Dgrad | Pass::Backward if (op.chunk as usize) + 1 < chunks => {
             Some((0, with_chunk(op.chunk + 1), true))
         }
-        Pass::InputGrad | Pass::Backward => Some((stage, op, false)),
+        Pass::Dgrad | Pass::Backward => Some((stage, op, false)),
     }
 }
 
@@ -162,7 +162,7 @@ mod tests {
     use crate::schedule::{PipelineSchedule, orders};
 
     fn rate(schedule: PipelineSchedule, stages: usize, count: usize, chunks: usize) -> f64 {
-        let times = OpTimes { forward: 1.0, input_grad: 1.0, weight_grad: 1.0, p2p: 0.0 };
+        let times = OpTimes { forward: 1.0, dgrad: 1.0, wgrad: 1.0, p2p: 0.0 };
         let orders = orders(schedule, stages, count, chunks).unwrap();
         simulate(&orders, chunks, &vec![times; stages]).unwrap().bubble_rate()
     }
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn orders_that_wait_for_ever_are_refused() {
-        let times = OpTimes { forward: 1.0, input_grad: 1.0, weight_grad: 1.0, p2p: 0.0 };
+        let times = OpTimes { forward: 1.0, dgrad: 1.0, wgrad: 1.0, p2p: 0.0 };
         let mut orders = orders(PipelineSchedule::OneFOneB, 2, 2, 1).unwrap();
         orders[1].swap(0, 1);
         let error = simulate(&orders, 1, &[times; 2]).unwrap_err().to_string();

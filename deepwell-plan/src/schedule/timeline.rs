@@ -10,8 +10,8 @@ use super::{Pass, PipelineRun};
 const fn look(pass: Pass) -> (&'static str, &'static str) {
     match pass {
         Pass::Forward => ("F", "#4e79a7"),
-        Pass::InputGrad => ("B", "#59a14f"),
-        Pass::WeightGrad => ("W", "#edc948"),
+        Pass::Dgrad => ("B", "#59a14f"),
+        Pass::Wgrad => ("W", "#edc948"),
         Pass::Backward => ("BW", "#59a14f"),
     }
 }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     fn run() -> PipelineRun {
-        let times = OpTimes { forward: 1.0, input_grad: 2.0, weight_grad: 1.0, p2p: 0.0 };
+        let times = OpTimes { forward: 1.0, dgrad: 2.0, wgrad: 1.0, p2p: 0.0 };
         let orders = orders(PipelineSchedule::ZbH1, 2, 3, 1).unwrap();
         simulate(&orders, 1, &[times; 2]).unwrap()
     }

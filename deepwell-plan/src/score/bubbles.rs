@@ -60,8 +60,8 @@ fn rate(row: &Row<'_>, schedule: PipelineSchedule, interleaved: bool) -> Result<
     let chunks = if interleaved { (row.size("L")? + 2).div_ceil(stages) } else { 1 };
     let times = OpTimes {
         forward: row.positive("T_F")?,
-        input_grad: row.positive("T_B")?,
-        weight_grad: row.positive("T_W")?,
+        dgrad: row.positive("T_B")?,
+        wgrad: row.positive("T_W")?,
         p2p: row.number("T_comm")?.unwrap_or(0.0).max(0.0),
     };
     if stages * count * chunks > 4_000_000 {

@@ -176,11 +176,11 @@ fn over_time(memory: &StageMemory, chunks: &[f64], runs: &[OpRun]) -> Vec<(f64, 
                 live += bytes;
                 points.push((run.start, base + live));
             }
-            Pass::Backward | Pass::WeightGrad => {
+            Pass::Backward | Pass::Wgrad => {
                 live -= bytes;
                 points.push((run.end, base + live));
             }
-            Pass::InputGrad => {}
+            Pass::Dgrad => {}
         }
     }
     points

@@ -57,7 +57,7 @@ impl Cost<'_> {
         let copied_s = if copied > 0.0 { self.kernels(copied, 4.0 * pieces) } else { 0.0 };
         let (in_passes, once) = if at.zero >= 3 { (copied_s, 0.0) } else { (0.0, copied_s) };
         let forward = of(|times| times.forward) + in_passes;
-        let backward = of(|times| times.input_grad + times.weight_grad) + in_passes;
+        let backward = of(|times| times.dgrad + times.wgrad) + in_passes;
         let count = at.micro_batches as f64;
         let bubble_s = bubble * pipeline;
         let mut pipeline = pipeline;

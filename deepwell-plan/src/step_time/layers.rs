@@ -23,8 +23,8 @@ const QUANTIZE_BYTES: f64 = 2.0 + 2.0 * (1.0 + 1.0 / 32.0);
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LayerTime {
     pub(super) forward: f64,
-    pub(super) input_grad: f64,
-    pub(super) weight_grad: f64,
+    pub(super) dgrad: f64,
+    pub(super) wgrad: f64,
     /// The communication included in these times, and the overlapped communication.
     pub(super) communication: Communication,
 }
@@ -67,15 +67,15 @@ impl Cost<'_> {
         let mut time = LayerTime::default();
         for &(n, k) in sizes {
             time.forward += self.gemm(m, n, k);
-            time.input_grad += self.gemm(m, k, n);
+            time.dgrad += self.gemm(m, k, n);
             if self.rules.fp8 {
                 // Quantization of the input before fprop, and of the output gradient before dgrad.
                 time.forward += self.kernels(QUANTIZE_BYTES * m * k, 1.0);
-                time.input_grad += self.kernels(QUANTIZE_BYTES * m * n, 1.0);
+                time.dgrad += self.kernels(QUANTIZE_BYTES * m * n, 1.0);
             }
             let gemm = self.gemm(n, k, m);
             // The FP32 accumulator is read and written, by the GEMM or after it.
-            time.weight_grad += if self.rules.fused_accumulation {
+            time.wgrad += if self.rules.fused_accumulation {
                 gemm.max(self.gpu.memory_s(8.0 * n * k))
             } else {
                 gemm + self.kernels(10.0 * n * k, 1.0)
@@ -224,11 +224,11 @@ impl Cost<'_> {
         let act = tokens * ffn * 2.0 * (gate + 1.0);
         let elementwise = self.kernels(frame + act, 6.0);
         time.forward += elementwise;
-        time.input_grad += self.kernels(1.5 * (frame + act), 8.0);
+        time.dgrad += self.kernels(1.5 * (frame + act), 8.0);
         let (core_forward, core_backward, context) = self.attention_core();
         time.communication.context = context;
         time.forward += core_forward;
-        time.input_grad += core_backward;
+        time.dgrad += core_backward;
         // Two collectives over the hidden states, of any composition.
         let bytes = 2.0 * tokens * hidden;
         let local = self.local(at.tp, 1);
@@ -242,31 +242,31 @@ impl Cost<'_> {
             expert_act = rows * experts.ffn as f64 * 2.0 * (gate + 1.0);
             let (routed, dispatch) = self.routed(&experts);
             time.forward += routed.forward;
-            time.input_grad += routed.input_grad;
-            time.weight_grad += routed.weight_grad;
+            time.dgrad += routed.dgrad;
+            time.wgrad += routed.wgrad;
             expert = dispatch;
         }
         let exposed = tensor.exposed + expert.exposed;
         time.forward += exposed;
-        time.input_grad += exposed;
+        time.dgrad += exposed;
         let passes = if at.recompute == ActivationRecompute::Full { 3.0 } else { 2.0 };
         time.communication.tensor = tensor.times(passes);
         time.communication.expert = expert.times(passes);
         match at.recompute {
             ActivationRecompute::None => {}
             ActivationRecompute::Selective if self.rules.unfused_attention => {
-                time.input_grad += core_forward;
+                time.dgrad += core_forward;
             }
             // Norms are read and written again.
-            ActivationRecompute::Norms => time.input_grad += self.kernels(8.0 * between, 2.0),
+            ActivationRecompute::Norms => time.dgrad += self.kernels(8.0 * between, 2.0),
             ActivationRecompute::Activations => {
-                time.input_grad += self.kernels(act + expert_act, 1.0);
+                time.dgrad += self.kernels(act + expert_act, 1.0);
             }
             ActivationRecompute::Selective => {
-                time.input_grad += self.kernels(8.0 * between + act + expert_act, 3.0);
-                time.input_grad += up.iter().map(|&(n, k)| self.gemm(tokens, n, k)).sum::<f64>();
+                time.dgrad += self.kernels(8.0 * between + act + expert_act, 3.0);
+                time.dgrad += up.iter().map(|&(n, k)| self.gemm(tokens, n, k)).sum::<f64>();
             }
-            ActivationRecompute::Full => time.input_grad += time.forward,
+            ActivationRecompute::Full => time.dgrad += time.forward,
         }
         time
     }
@@ -283,8 +283,8 @@ impl Cost<'_> {
         // Grouped GEMMs: the tiles of all experts share waves, so partial waves do not count.
         let mut time = LayerTime {
             forward: each.forward * held,
-            input_grad: each.input_grad * held,
-            weight_grad: each.weight_grad * held,
+            dgrad: each.dgrad * held,
+            wgrad: each.wgrad * held,
             communication: Communication::default(),
         };
         // With gathered tokens the buffer has room for all possible pairs. Kernels that move or
@@ -299,11 +299,11 @@ impl Cost<'_> {
         let moved = room * hidden * 2.0;
         let act = room * width * 2.0 * (gate + 1.0);
         time.forward += self.kernels(4.0 * moved + act, 6.0);
-        time.input_grad += self.kernels(4.0 * moved + 1.5 * act, 8.0);
+        time.dgrad += self.kernels(4.0 * moved + 1.5 * act, 8.0);
         if self.rules.fp8 {
             let elements = (room - rows).max(0.0) * (hidden + width);
             time.forward += self.kernels(QUANTIZE_BYTES * elements, 0.0);
-            time.input_grad += self.kernels(QUANTIZE_BYTES * elements, 0.0);
+            time.dgrad += self.kernels(QUANTIZE_BYTES * elements, 0.0);
         }
         if at.ep == 1 {
             return (time, Overlap::default());

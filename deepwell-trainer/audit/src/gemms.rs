@@ -49,11 +49,11 @@ pub(super) fn is_gemm(op: &Op) -> bool {
     match op {
         Op::ScaledGemm(_)
         | Op::Linear(_)
-        | Op::LinearInputGrad(_)
-        | Op::LinearWeightGrad(_)
+        | Op::LinearDgrad(_)
+        | Op::LinearWgrad(_)
         | Op::GroupedGemm(_)
-        | Op::GroupedGemmInputGrad(_)
-        | Op::GroupedGemmWeightGrad(_)
+        | Op::GroupedGemmDgrad(_)
+        | Op::GroupedGemmWgrad(_)
         | Op::ScaledGroupedGemm(_) => true,
         Op::Fused(fused) => (fused.is_stored(0) || is_sum(op)) && is_gemm(&fused.core),
         _ => false,
@@ -156,16 +156,14 @@ impl<'a> Gemm<'a> {
                 let a = scaled(0, op.a, 0, false)?;
                 (a, vec![scaled(op.b_input(), op.b, 0, false)?], None, bias)
             }
-            Op::LinearInputGrad(_) => (plain(0, false)?, vec![plain(1, true)?], None, None),
-            Op::LinearWeightGrad(_) => (plain(0, true)?, vec![plain(1, true)?], None, None),
+            Op::LinearDgrad(_) => (plain(0, false)?, vec![plain(1, true)?], None, None),
+            Op::LinearWgrad(_) => (plain(0, true)?, vec![plain(1, true)?], None, None),
             Op::Linear(op) => {
                 (plain(0, false)?, vec![plain(1, false)?], None, op.bias.then_some(2))
             }
             Op::GroupedGemm(_) => (plain(0, false)?, stack(false)?, groups(2, false)?, None),
-            Op::GroupedGemmInputGrad(_) => {
-                (plain(0, false)?, stack(true)?, groups(2, false)?, None)
-            }
-            Op::GroupedGemmWeightGrad(_) => {
+            Op::GroupedGemmDgrad(_) => (plain(0, false)?, stack(true)?, groups(2, false)?, None),
+            Op::GroupedGemmWgrad(_) => {
                 (plain(0, true)?, vec![plain(1, true)?], groups(2, true)?, None)
             }
             Op::ScaledGroupedGemm(op) => {

@@ -169,10 +169,10 @@ impl<'a> Origins<'a> {
         let weight = |index: usize| call.operands.get(index).map(|operand| operand.value);
         Some(match call.op.leading() {
             Op::Linear(_) | Op::GroupedGemm(_) => (GemmKind::Fprop, weight(1).and_then(of_value)),
-            Op::LinearInputGrad(_) | Op::GroupedGemmInputGrad(_) => {
+            Op::LinearDgrad(_) | Op::GroupedGemmDgrad(_) => {
                 (GemmKind::Dgrad, weight(1).and_then(of_value))
             }
-            Op::LinearWeightGrad(_) | Op::GroupedGemmWeightGrad(_) => {
+            Op::LinearWgrad(_) | Op::GroupedGemmWgrad(_) => {
                 (GemmKind::Wgrad, output.and_then(of_value))
             }
             op => {

@@ -135,12 +135,12 @@ fn programs(settings: &Settings, hardware: &Hardware) -> Result<Vec<Program>, Tr
 /// Section that times an op; none for ops that only whole steps show.
 fn section_of(op: &Op) -> Option<Section> {
     Some(match op.leading() {
-        Op::Linear(_) | Op::LinearInputGrad(_) | Op::LinearWeightGrad(_) | Op::ScaledGemm(_) => {
+        Op::Linear(_) | Op::LinearDgrad(_) | Op::LinearWgrad(_) | Op::ScaledGemm(_) => {
             Section::Gemm
         }
         Op::GroupedGemm(_)
-        | Op::GroupedGemmInputGrad(_)
-        | Op::GroupedGemmWeightGrad(_)
+        | Op::GroupedGemmDgrad(_)
+        | Op::GroupedGemmWgrad(_)
         | Op::ScaledGroupedGemm(_) => Section::Experts,
         Op::Quantize(_) => Section::Quantize,
         Op::Attention(_) | Op::AttentionBackward(_) => Section::Attention,
@@ -389,8 +389,8 @@ fn gemm_of(call: &SingleCall) -> Option<(GemmKind, usize, usize, usize)> {
     let shape = |index: usize| &call.operands[index].shape;
     Some(match call.op.leading() {
         Op::Linear(_) => (GemmKind::Fprop, shape(0)[0], shape(1)[0], shape(0)[1]),
-        Op::LinearInputGrad(_) => (GemmKind::Dgrad, shape(0)[0], shape(1)[1], shape(0)[1]),
-        Op::LinearWeightGrad(_) => (GemmKind::Wgrad, shape(0)[1], shape(1)[1], shape(0)[0]),
+        Op::LinearDgrad(_) => (GemmKind::Dgrad, shape(0)[0], shape(1)[1], shape(0)[1]),
+        Op::LinearWgrad(_) => (GemmKind::Wgrad, shape(0)[1], shape(1)[1], shape(0)[0]),
         Op::ScaledGemm(op) => (op.kind, shape(0)[0], shape(op.b_input())[0], shape(0)[1]),
         _ => return None,
     })
@@ -556,8 +556,8 @@ mod tests {
         };
         let (x, w, dy) = (bf16(&[t, k]), bf16(&[n, k]), bf16(&[t, n]));
         check(ops::Linear { bias: false }.into(), [x.clone(), w.clone()], dy.clone(), "64,96,32");
-        check(ops::LinearInputGrad {}.into(), [dy.clone(), w], x.clone(), "64,32,96");
-        check(ops::LinearWeightGrad {}.into(), [dy, x], f32(&[n, k]), "96,32,64");
+        check(ops::LinearDgrad {}.into(), [dy.clone(), w], x.clone(), "64,32,96");
+        check(ops::LinearWgrad {}.into(), [dy, x], f32(&[n, k]), "96,32,64");
     }
 
     #[test]

@@ -104,10 +104,10 @@ impl Grouped {
         };
         match &call.op {
             Op::GroupedGemm(op) => plain(GemmKind::Fprop, op.grouped, shape(1)[1], shape(1)[2]),
-            Op::GroupedGemmInputGrad(op) => {
+            Op::GroupedGemmDgrad(op) => {
                 plain(GemmKind::Dgrad, op.grouped, shape(1)[1], shape(1)[2])
             }
-            Op::GroupedGemmWeightGrad(op) => plain(GemmKind::Wgrad, op.grouped, last(0), last(1)),
+            Op::GroupedGemmWgrad(op) => plain(GemmKind::Wgrad, op.grouped, last(0), last(1)),
             Op::ScaledGroupedGemm(op) => {
                 let (a, b) = (shape(0), shape(op.b_input()));
                 let (rows, n, k) = match op.kind {
@@ -175,8 +175,8 @@ fn plain(size: &ExpertSize) -> Vec<SingleCall> {
     };
     vec![
         call(ops::GroupedGemm { grouped }.into(), &x, &w, dy.clone()),
-        call(ops::GroupedGemmInputGrad { grouped }.into(), &dy, &w, x.clone()),
-        call(ops::GroupedGemmWeightGrad { grouped }.into(), &dy, &x, dw),
+        call(ops::GroupedGemmDgrad { grouped }.into(), &dy, &w, x.clone()),
+        call(ops::GroupedGemmWgrad { grouped }.into(), &dy, &x, dw),
     ]
 }
 

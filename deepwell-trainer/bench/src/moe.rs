@@ -223,7 +223,7 @@ mod tests {
             rows.iter().find(is_it).unwrap_or_else(|| panic!("no {what} in {dtype}"))
         };
         for dtype in ["bf16", precision] {
-            let gemm = if dtype == "bf16" { "grouped_gemm_input_grad" } else { "gemm dgrad" };
+            let gemm = if dtype == "bf16" { "grouped_gemm_dgrad" } else { "gemm dgrad" };
             for what in
                 ["route", "dispatch", "permute", "expert_swiglu_backward", "unpermute", gemm]
             {

@@ -22,8 +22,8 @@ fn exchanges(order: &[PipelineOp], stage: usize, stages: usize) -> Vec<(bool, us
         let (chunk, micro_batch) = (op.chunk, op.micro_batch);
         let backward = match op.pass {
             Pass::Forward => false,
-            Pass::Backward | Pass::InputGrad => true,
-            Pass::WeightGrad => continue,
+            Pass::Backward | Pass::Dgrad => true,
+            Pass::Wgrad => continue,
         };
         let before = match (stage, chunk) {
             (0, 0) => None,

@@ -4,7 +4,7 @@ use deepwell_precision::QuantFormat;
 
 use super::*;
 use crate::ops::{
-    AddRmsNorm, DualGemm, GroupedGemm, GroupedRows, LayerNorm, Linear, LinearInputGrad, Permute,
+    AddRmsNorm, DualGemm, GroupedGemm, GroupedRows, LayerNorm, Linear, LinearDgrad, Permute,
     RmsNorm, ScaledGemm, SwiGluBackward,
 };
 use crate::{Dim, GemmKind};
@@ -88,7 +88,7 @@ fn outputs_are_the_stored_results_in_order() {
         (fused(linear(), &[gelu(0)], &[]), &kind),
         (fused(linear(), &[gelu(0), quantize(1, Axis::Both)], &[0, 1]), &kind),
         (
-            fused(LinearInputGrad {}, &[gelu_backward(0)], &[0]),
+            fused(LinearDgrad {}, &[gelu_backward(0)], &[0]),
             &[matrix(96), weight(96, 64), matrix(64)],
         ),
         (fused(Linear { bias: false }, &all, &[0, 1, 2]), &add),
@@ -114,7 +114,7 @@ fn outputs_are_the_stored_results_in_order() {
 #[test]
 fn numbers_of_results_places_and_inputs() {
     let op = fused(
-        LinearInputGrad {},
+        LinearDgrad {},
         &[gelu_backward(0), Epilogue::Residual { of: 1 }, quantize(2, Axis::Both)],
         &[0, 2],
     );
@@ -213,7 +213,7 @@ fn wrong_ones_are_refused() {
         (fused(LayerNorm { eps: 1e-5 }, &[gelu(0)], &[0]), &norm, "`layer_norm`: expected 3"),
         // The gradient of a gelu reads what went into it: as wide as what it gets.
         (
-            fused(LinearInputGrad {}, &[gelu_backward(0)], &[0]),
+            fused(LinearDgrad {}, &[gelu_backward(0)], &[0]),
             &[matrix(96), weight(96, 64), matrix(96)],
             "`gelu_backward`: expected operand 1",
         ),

@@ -20,7 +20,7 @@ const WIDTH: usize = 8;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec::new(
     "cuda_bf16_grouped_gemm",
-    &["grouped_gemm", "grouped_gemm_input_grad", "grouped_gemm_weight_grad"],
+    &["grouped_gemm", "grouped_gemm_dgrad", "grouped_gemm_wgrad"],
     prepare,
 )
 .reject(reject)

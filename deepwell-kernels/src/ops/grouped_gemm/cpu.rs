@@ -214,8 +214,8 @@ pub(super) fn layout(
 ) -> Option<(GemmKind, [usize; 2], Sizes)> {
     let (kind, b, offsets, is_scaled) = match op {
         Op::GroupedGemm(_) => (GemmKind::Fprop, 1, 2, false),
-        Op::GroupedGemmInputGrad(_) => (GemmKind::Dgrad, 1, 2, false),
-        Op::GroupedGemmWeightGrad(_) => (GemmKind::Wgrad, 1, 2, false),
+        Op::GroupedGemmDgrad(_) => (GemmKind::Dgrad, 1, 2, false),
+        Op::GroupedGemmWgrad(_) => (GemmKind::Wgrad, 1, 2, false),
         Op::ScaledGroupedGemm(op) if Storage::plane_count(&op.a) == 2 => {
             (op.kind, op.b_input(), op.plane_inputs(), true)
         }

@@ -20,8 +20,8 @@ const fn tiered(op: &'static str) -> CpuKernel {
 pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[
         tiered("grouped_gemm"),
-        tiered("grouped_gemm_input_grad"),
-        tiered("grouped_gemm_weight_grad"),
+        tiered("grouped_gemm_dgrad"),
+        tiered("grouped_gemm_wgrad"),
         tiered("scaled_grouped_gemm"),
     ],
     cuda: &[

@@ -36,7 +36,7 @@ pub(super) const SHARE: f64 = 0.6;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec::new(
     "cuda_sm90_bf16_grouped_gemm",
-    &["grouped_gemm", "grouped_gemm_input_grad", "grouped_gemm_weight_grad"],
+    &["grouped_gemm", "grouped_gemm_dgrad", "grouped_gemm_wgrad"],
     prepare,
 )
 .architectures(&[Architecture::Sm90a])
@@ -47,8 +47,8 @@ pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec::new(
 fn kind_of(op: &Op) -> Option<(GemmKind, GroupedRows)> {
     match op {
         Op::GroupedGemm(op) => Some((GemmKind::Fprop, op.grouped)),
-        Op::GroupedGemmInputGrad(op) => Some((GemmKind::Dgrad, op.grouped)),
-        Op::GroupedGemmWeightGrad(op) => Some((GemmKind::Wgrad, op.grouped)),
+        Op::GroupedGemmDgrad(op) => Some((GemmKind::Dgrad, op.grouped)),
+        Op::GroupedGemmWgrad(op) => Some((GemmKind::Wgrad, op.grouped)),
         _ => None,
     }
 }
@@ -181,7 +181,7 @@ mod tests {
             (bf16, 32, 0, Some("takes no empty matrices")),
         ] {
             let grouped = GroupedRows::new(2, align);
-            let op = Op::from(ops::GroupedGemmWeightGrad { grouped });
+            let op = Op::from(ops::GroupedGemmWgrad { grouped });
             let shapes = [vec![96, 16], vec![96, k], vec![3], vec![2, 16, k]];
             let dtypes = [dtype, dtype, DType::I32, f32];
             let operand = |(dtype, shape)| OperandType { dtype, shape };

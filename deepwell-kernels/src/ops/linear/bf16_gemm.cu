@@ -1,7 +1,7 @@
 // The three GEMMs of a linear layer in BF16 with FP32 accumulation, on mma.sync:
 //   linear       y  [T, N] = x [T, K] w [N, K]^T (+ bias [N])    BF16 result
-//   input_grad   dx [T, K] = dy [T, N] w [N, K]                  BF16 result
-//   weight_grad  dw [N, K] (+)= dy [T, N]^T x [T, K]             FP32 result
+//   dgrad   dx [T, K] = dy [T, N] w [N, K]                  BF16 result
+//   wgrad  dw [N, K] (+)= dy [T, N]^T x [T, K]             FP32 result
 // A CTA computes one 128 x 128 tile of the result, see mma/bf16_tile.cuh; operands that are not
 // stored along the contraction are transposed by ldmatrix. Out-of-bounds elements of edge tiles
 // read as zeros and are not stored. `_scalar` kernels read single elements, for rows whose length
@@ -46,7 +46,7 @@ __device__ __forceinline__ void linear(const bf16* x, const bf16* w, const bf16*
 
 // dy [t, n], w [n, k], dx [t, k].
 template <bool kVector>
-__device__ __forceinline__ void input_grad(const bf16* dy, const bf16* w, bf16* dx, int32 t,
+__device__ __forceinline__ void dgrad(const bf16* dy, const bf16* w, bf16* dx, int32 t,
                                            int32 n, int32 k) {
     gemm<true, false, kVector>(TileOperand<bf16>{dy, n, t, n}, TileOperand<bf16>{w, k, k, n},
                                TileResult<bf16>{dx, nullptr, t, k, false});
@@ -54,7 +54,7 @@ __device__ __forceinline__ void input_grad(const bf16* dy, const bf16* w, bf16* 
 
 // dy [t, n], x [t, k], dw [n, k].
 template <bool kVector>
-__device__ __forceinline__ void weight_grad(const bf16* dy, const bf16* x, float* dw, int32 t,
+__device__ __forceinline__ void wgrad(const bf16* dy, const bf16* x, float* dw, int32 t,
                                             int32 n, int32 k, uint32 accumulate) {
     gemm<false, false, kVector>(TileOperand<bf16>{dy, n, n, t}, TileOperand<bf16>{x, k, k, t},
                                 TileResult<float>{dw, nullptr, n, k, accumulate != 0});
@@ -75,26 +75,26 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    bf16_gemm_input_grad(const bf16* __restrict__ dy, const bf16* __restrict__ w,
+    bf16_gemm_dgrad(const bf16* __restrict__ dy, const bf16* __restrict__ w,
                          bf16* __restrict__ dx, int32 t, int32 n, int32 k) {
-    input_grad<true>(dy, w, dx, t, n, k);
+    dgrad<true>(dy, w, dx, t, n, k);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    bf16_gemm_input_grad_scalar(const bf16* __restrict__ dy, const bf16* __restrict__ w,
+    bf16_gemm_dgrad_scalar(const bf16* __restrict__ dy, const bf16* __restrict__ w,
                                 bf16* __restrict__ dx, int32 t, int32 n, int32 k) {
-    input_grad<false>(dy, w, dx, t, n, k);
+    dgrad<false>(dy, w, dx, t, n, k);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    bf16_gemm_weight_grad(const bf16* __restrict__ dy, const bf16* __restrict__ x,
+    bf16_gemm_wgrad(const bf16* __restrict__ dy, const bf16* __restrict__ x,
                           float* __restrict__ dw, int32 t, int32 n, int32 k, uint32 accumulate) {
-    weight_grad<true>(dy, x, dw, t, n, k, accumulate);
+    wgrad<true>(dy, x, dw, t, n, k, accumulate);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    bf16_gemm_weight_grad_scalar(const bf16* __restrict__ dy, const bf16* __restrict__ x,
+    bf16_gemm_wgrad_scalar(const bf16* __restrict__ dy, const bf16* __restrict__ x,
                                  float* __restrict__ dw, int32 t, int32 n, int32 k,
                                  uint32 accumulate) {
-    weight_grad<false>(dy, x, dw, t, n, k, accumulate);
+    wgrad<false>(dy, x, dw, t, n, k, accumulate);
 }

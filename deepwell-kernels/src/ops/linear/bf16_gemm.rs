@@ -17,20 +17,17 @@ const SHARED_BYTES: u32 = 3 * 2 * 16 * 1024;
 /// Elements of a 16-byte copy.
 const WIDTH: usize = 8;
 
-pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec::new(
-    "cuda_bf16_gemm",
-    &["linear", "linear_input_grad", "linear_weight_grad"],
-    prepare,
-)
-.reject(reject)
-.predict(|request, target| mma_sync_gemm(request, target, MMA_SYNC_BF16))];
+pub(crate) const SPECS: &[CudaKernelSpec] =
+    &[CudaKernelSpec::new("cuda_bf16_gemm", &["linear", "linear_dgrad", "linear_wgrad"], prepare)
+        .reject(reject)
+        .predict(|request, target| mma_sync_gemm(request, target, MMA_SYNC_BF16))];
 
 /// Accepts BF16 operands with FP32 weight gradients, with extents that fit 32-bit indices.
 pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let inputs: Vec<usize> = (0..request.input_count).collect();
     let output = request.operands[request.input_count].dtype;
     let expected = match request.op {
-        Op::LinearWeightGrad(_) => DType::F32,
+        Op::LinearWgrad(_) => DType::F32,
         _ => DType::Bf16,
     };
     all_bf16(request, &inputs)
@@ -44,14 +41,10 @@ fn kernel(op: &Op, sizes: LinearSizes) -> (&'static str, usize, usize) {
     // Vector kernels need whole 16-byte rows in all copied operands: x and w, dy and w, dy and x.
     let is_whole = |lengths: &[usize]| lengths.iter().all(|length| length.is_multiple_of(WIDTH));
     match op {
-        Op::LinearInputGrad(_) if is_whole(&[outputs, inputs]) => {
-            ("bf16_gemm_input_grad", tokens, inputs)
-        }
-        Op::LinearInputGrad(_) => ("bf16_gemm_input_grad_scalar", tokens, inputs),
-        Op::LinearWeightGrad(_) if is_whole(&[outputs, inputs]) => {
-            ("bf16_gemm_weight_grad", outputs, inputs)
-        }
-        Op::LinearWeightGrad(_) => ("bf16_gemm_weight_grad_scalar", outputs, inputs),
+        Op::LinearDgrad(_) if is_whole(&[outputs, inputs]) => ("bf16_gemm_dgrad", tokens, inputs),
+        Op::LinearDgrad(_) => ("bf16_gemm_dgrad_scalar", tokens, inputs),
+        Op::LinearWgrad(_) if is_whole(&[outputs, inputs]) => ("bf16_gemm_wgrad", outputs, inputs),
+        Op::LinearWgrad(_) => ("bf16_gemm_wgrad_scalar", outputs, inputs),
         _ if is_whole(&[inputs]) => ("bf16_gemm_linear", tokens, outputs),
         _ => ("bf16_gemm_linear_scalar", tokens, outputs),
     }
@@ -74,7 +67,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     arguments.push(result.argument());
     arguments
         .extend([sizes.tokens, sizes.outputs, sizes.inputs].map(|size| Argument::I32(size as i32)));
-    if let Op::LinearWeightGrad(_) = op {
+    if let Op::LinearWgrad(_) = op {
         arguments.push(Argument::U32(call.accumulate().into()));
     }
     let ctas = tile_ctas(rows, columns);
@@ -99,19 +92,19 @@ mod tests {
     fn vectors_only_where_rows_allow_them() {
         let (linear, dgrad, wgrad): (Op, Op, Op) = (
             ops::Linear { bias: false }.into(),
-            ops::LinearInputGrad {}.into(),
-            ops::LinearWeightGrad {}.into(),
+            ops::LinearDgrad {}.into(),
+            ops::LinearWgrad {}.into(),
         );
         // Tokens, outputs, inputs; `linear` never copies rows of y's width.
         for (op, tokens, outputs, inputs, expected) in [
             (&linear, 5, 7, 16, ("bf16_gemm_linear", 5, 7)),
             (&linear, 8, 8, 12, ("bf16_gemm_linear_scalar", 8, 8)),
-            (&dgrad, 5, 8, 16, ("bf16_gemm_input_grad", 5, 16)),
-            (&dgrad, 8, 7, 16, ("bf16_gemm_input_grad_scalar", 8, 16)),
-            (&dgrad, 8, 8, 15, ("bf16_gemm_input_grad_scalar", 8, 15)),
-            (&wgrad, 5, 8, 16, ("bf16_gemm_weight_grad", 8, 16)),
-            (&wgrad, 8, 9, 16, ("bf16_gemm_weight_grad_scalar", 9, 16)),
-            (&wgrad, 8, 8, 17, ("bf16_gemm_weight_grad_scalar", 8, 17)),
+            (&dgrad, 5, 8, 16, ("bf16_gemm_dgrad", 5, 16)),
+            (&dgrad, 8, 7, 16, ("bf16_gemm_dgrad_scalar", 8, 16)),
+            (&dgrad, 8, 8, 15, ("bf16_gemm_dgrad_scalar", 8, 15)),
+            (&wgrad, 5, 8, 16, ("bf16_gemm_wgrad", 8, 16)),
+            (&wgrad, 8, 9, 16, ("bf16_gemm_wgrad_scalar", 9, 16)),
+            (&wgrad, 8, 8, 17, ("bf16_gemm_wgrad_scalar", 8, 17)),
         ] {
             let sizes = LinearSizes { tokens, outputs, inputs };
             assert_eq!(kernel(op, sizes), expected, "{} {sizes:?}", op.name());
@@ -121,7 +114,7 @@ mod tests {
     #[test]
     fn other_types_are_refused_with_the_reason() {
         let (linear, wgrad): (Op, Op) =
-            (ops::Linear { bias: false }.into(), ops::LinearWeightGrad {}.into());
+            (ops::Linear { bias: false }.into(), ops::LinearWgrad {}.into());
         let (bf16, f32) = (DType::Bf16, DType::F32);
         let huge = i32::MAX as usize;
         for (op, first, second, output, expected) in [

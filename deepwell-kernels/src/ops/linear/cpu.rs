@@ -42,8 +42,8 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     let b_columns = operands.shape(1)[1];
     let b_rows = operands.shape(1)[0];
     let kind = match op {
-        Op::LinearInputGrad(_) => GemmKind::Dgrad,
-        Op::LinearWeightGrad(_) => GemmKind::Wgrad,
+        Op::LinearDgrad(_) => GemmKind::Dgrad,
+        Op::LinearWgrad(_) => GemmKind::Wgrad,
         _ => GemmKind::Fprop,
     };
     let bias = match op {
@@ -70,8 +70,8 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
 pub(super) fn workspace_bytes(request: &KernelRequest<'_>, tier: Tier, _: usize) -> usize {
     let (a, b) = (&request.operands[0].shape, &request.operands[1].shape);
     let sizes = match request.op {
-        Op::LinearInputGrad(_) => [a[0], b[1], a[1]],
-        Op::LinearWeightGrad(_) => [a[1], b[1], a[0]],
+        Op::LinearDgrad(_) => [a[0], b[1], a[1]],
+        Op::LinearWgrad(_) => [a[1], b[1], a[0]],
         _ => [a[0], b[0], a[1]],
     };
     gemm_output::workspace_bytes(request, [0, 1], sizes, tier)

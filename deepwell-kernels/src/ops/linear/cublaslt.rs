@@ -17,19 +17,16 @@ use crate::runtime::predict::{CUBLASLT_BF16, Rates};
 pub(crate) const SPECS: &[CudaKernelSpec] = &[
     SPEC,
     SPEC.name("cublaslt_linear_residual")
-        .ops(&["linear", "linear_input_grad"])
+        .ops(&["linear", "linear_dgrad"])
         .epilogue(|_| EpilogueSet::RESIDUAL),
 ];
 
-const SPEC: CudaKernelSpec = CudaKernelSpec::new(
-    "cublaslt_linear",
-    &["linear", "linear_input_grad", "linear_weight_grad"],
-    prepare,
-)
-.library(CUBLASLT)
-.reject(reject)
-.predict(|request, target| Rates::of(target).roofline_s(request, CUBLASLT_BF16))
-.workspace_bytes(workspace_bytes);
+const SPEC: CudaKernelSpec =
+    CudaKernelSpec::new("cublaslt_linear", &["linear", "linear_dgrad", "linear_wgrad"], prepare)
+        .library(CUBLASLT)
+        .reject(reject)
+        .predict(|request, target| Rates::of(target).roofline_s(request, CUBLASLT_BF16))
+        .workspace_bytes(workspace_bytes);
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let inputs: Vec<usize> = (0..request.input_count).collect();
@@ -45,8 +42,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let (first, second) = (call.input(0), call.input(1));
     // x wᵀ, dy w, dyᵀ x.
     let (a_transposed, b_transposed) = match op {
-        Op::LinearInputGrad(_) => (false, false),
-        Op::LinearWeightGrad(_) => (true, false),
+        Op::LinearDgrad(_) => (false, false),
+        Op::LinearWgrad(_) => (true, false),
         _ => (false, true),
     };
     let out = matrix(&call.output(0));

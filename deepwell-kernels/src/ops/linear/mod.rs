@@ -15,8 +15,8 @@ use crate::runtime::cpu::CpuKernel;
 pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[
         CpuKernel::new("linear", cpu::prepare).scratch(cpu::workspace_bytes).tiered(),
-        CpuKernel::new("linear_input_grad", cpu::prepare).scratch(cpu::workspace_bytes).tiered(),
-        CpuKernel::new("linear_weight_grad", cpu::prepare).scratch(cpu::workspace_bytes).tiered(),
+        CpuKernel::new("linear_dgrad", cpu::prepare).scratch(cpu::workspace_bytes).tiered(),
+        CpuKernel::new("linear_wgrad", cpu::prepare).scratch(cpu::workspace_bytes).tiered(),
     ],
     cuda: &[
         cublaslt::SPECS,

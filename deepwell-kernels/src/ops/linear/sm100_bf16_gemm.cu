@@ -1,7 +1,7 @@
 // The three GEMMs of a linear layer in BF16 with FP32 accumulation, on tcgen05:
 //   linear       y  [T, N] = x [T, K] w [N, K]^T (+ bias [N])    BF16 result
-//   input_grad   dx [T, K] = dy [T, N] w [N, K]                  BF16 result
-//   weight_grad  dw [N, K] (+)= dy [T, N]^T x [T, K]             FP32 result
+//   dgrad   dx [T, K] = dy [T, N] w [N, K]                  BF16 result
+//   wgrad  dw [N, K] (+)= dy [T, N]^T x [T, K]             FP32 result
 //
 // Persistent: a CTA (or a CTA pair) visits tiles in an order that keeps operands in the L2 cache.
 // Warps have roles, see mma/sm100_tile.cuh: one warp issues copies, one issues MMAs, four store
@@ -47,8 +47,8 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
 
 #define LINEAR_GEMMS(tile, ...)                                                                  \
     BF16_GEMM(sm100_bf16_gemm_linear_##tile, __VA_ARGS__, true, true, bf16)                      \
-    BF16_GEMM(sm100_bf16_gemm_input_grad_##tile, __VA_ARGS__, true, false, bf16)                 \
-    BF16_GEMM(sm100_bf16_gemm_weight_grad_##tile, __VA_ARGS__, false, false, float)
+    BF16_GEMM(sm100_bf16_gemm_dgrad_##tile, __VA_ARGS__, true, false, bf16)                 \
+    BF16_GEMM(sm100_bf16_gemm_wgrad_##tile, __VA_ARGS__, false, false, float)
 
 LINEAR_GEMMS(128x128, 1, 128, 1, 1)
 LINEAR_GEMMS(128x256, 1, 256, 1, 1)

@@ -24,7 +24,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] =
         .predict(predict)
         .select_tile(select_tile)];
 
-const OPS: &[&str] = &["linear", "linear_input_grad", "linear_weight_grad"];
+const OPS: &[&str] = &["linear", "linear_dgrad", "linear_wgrad"];
 pub(crate) const ARCHITECTURES: &[Architecture] = &[Architecture::Sm100a, Architecture::Sm103a];
 
 pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
@@ -50,8 +50,8 @@ impl Form {
     pub(crate) fn new(op: &Op, sizes: LinearSizes) -> Form {
         let LinearSizes { tokens, outputs, inputs } = sizes;
         let (name, [m, n, k], [a_k_major, b_k_major]) = match op {
-            Op::LinearInputGrad(_) => ("input_grad", [tokens, inputs, outputs], [true, false]),
-            Op::LinearWeightGrad(_) => ("weight_grad", [outputs, inputs, tokens], [false, false]),
+            Op::LinearDgrad(_) => ("dgrad", [tokens, inputs, outputs], [true, false]),
+            Op::LinearWgrad(_) => ("wgrad", [outputs, inputs, tokens], [false, false]),
             _ => ("linear", [tokens, outputs, inputs], [true, true]),
         };
         Form { name, sizes: GemmSizes { m, n, k }, a_k_major, b_k_major }
@@ -126,7 +126,7 @@ mod tests {
 
     fn gemms() -> [Op; 3] {
         let linear = ops::Linear { bias: false };
-        [linear.into(), ops::LinearInputGrad {}.into(), ops::LinearWeightGrad {}.into()]
+        [linear.into(), ops::LinearDgrad {}.into(), ops::LinearWgrad {}.into()]
     }
 
     #[test]
@@ -135,8 +135,8 @@ mod tests {
         let sizes = LinearSizes { tokens: 5, outputs: 3, inputs: 7 };
         for (op, name, mnk, k_major) in [
             (linear, "linear", [5, 3, 7], [true, true]),
-            (dgrad, "input_grad", [5, 7, 3], [true, false]),
-            (wgrad, "weight_grad", [3, 7, 5], [false, false]),
+            (dgrad, "dgrad", [5, 7, 3], [true, false]),
+            (wgrad, "wgrad", [3, 7, 5], [false, false]),
         ] {
             let [m, n, k] = mnk;
             let [a_k_major, b_k_major] = k_major;

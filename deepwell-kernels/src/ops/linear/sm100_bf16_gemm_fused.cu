@@ -29,7 +29,7 @@ extern __shared__ __align__(1024) uint8 memory[];
 
 #define FUSED_GEMMS(tile, ctas, tile_n)                                                        \
     BF16_GEMM_FUSED(sm100_bf16_gemm_fused_linear_##tile, ctas, tile_n, true)                   \
-    BF16_GEMM_FUSED(sm100_bf16_gemm_fused_input_grad_##tile, ctas, tile_n, false)
+    BF16_GEMM_FUSED(sm100_bf16_gemm_fused_dgrad_##tile, ctas, tile_n, false)
 
 FUSED_GEMMS(128x128, 1, 128)
 FUSED_GEMMS(128x256, 1, 256)

@@ -1,7 +1,7 @@
 // The GEMMs of a linear layer of BF16 operands:
 //   linear:      out [M, N] = a [M, K] b [N, K]^T (+ bias [N]), in BF16 or, (+)=, in FP32
-//   input_grad:  out [M, N] = a [M, K] b [K, N], in BF16 or FP32
-//   weight_grad: out [M, N] (+)= a [K, M]^T b [K, N], in FP32
+//   dgrad:  out [M, N] = a [M, K] b [K, N], in BF16 or FP32
+//   wgrad: out [M, N] (+)= a [K, M]^T b [K, N], in FP32
 //
 // An FP32 result may be split along K, out [parts, M, N], each part the sum over an equal number of
 // stages of K, so that a result of few tiles occupies all SMs. sum_parts.cu sums the parts.
@@ -89,9 +89,9 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
 #define GEMMS(tile, waves, columns, down)                                                        \
     BF16_GEMM(sm90_bf16_gemm_linear_##tile, Layout::kRows, waves, columns, down, bf16)           \
     BF16_GEMM(sm90_bf16_gemm_linear_f32_##tile, Layout::kRows, waves, columns, down, float)      \
-    BF16_GEMM(sm90_bf16_gemm_input_grad_##tile, Layout::kMixed, waves, columns, down, bf16)      \
-    BF16_GEMM(sm90_bf16_gemm_input_grad_f32_##tile, Layout::kMixed, waves, columns, down, float) \
-    BF16_GEMM(sm90_bf16_gemm_weight_grad_##tile, Layout::kColumns, waves, columns, down, float)
+    BF16_GEMM(sm90_bf16_gemm_dgrad_##tile, Layout::kMixed, waves, columns, down, bf16)      \
+    BF16_GEMM(sm90_bf16_gemm_dgrad_f32_##tile, Layout::kMixed, waves, columns, down, float) \
+    BF16_GEMM(sm90_bf16_gemm_wgrad_##tile, Layout::kColumns, waves, columns, down, float)
 
 GEMMS(128x128, 1, 128, 1)
 GEMMS(256x128, 2, 128, 1)

@@ -17,7 +17,7 @@ use crate::runtime::cuda::spec::CudaKernelSpec;
 
 pub(crate) const SPECS: &[CudaKernelSpec] = &[CudaKernelSpec::new(
     "cuda_sm90_bf16_gemm",
-    &["linear", "linear_input_grad", "linear_weight_grad"],
+    &["linear", "linear_dgrad", "linear_wgrad"],
     prepare,
 )
 .architectures(&[Architecture::Sm90a])
@@ -48,8 +48,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         _ => DevicePtr(0),
     };
     let kind = match op {
-        Op::LinearInputGrad(_) => GemmKind::Dgrad,
-        Op::LinearWeightGrad(_) => GemmKind::Wgrad,
+        Op::LinearDgrad(_) => GemmKind::Dgrad,
+        Op::LinearWgrad(_) => GemmKind::Wgrad,
         _ => GemmKind::Fprop,
     };
     let gemm = Gemm {

@@ -225,9 +225,9 @@ impl Gemm {
         let of_kind = match (self.kind, is_bf16 && !has_parts) {
             (GemmKind::Fprop, true) => "linear",
             (GemmKind::Fprop, false) => "linear_f32",
-            (GemmKind::Dgrad, true) => "input_grad",
-            (GemmKind::Dgrad, false) => "input_grad_f32",
-            (GemmKind::Wgrad, _) => "weight_grad",
+            (GemmKind::Dgrad, true) => "dgrad",
+            (GemmKind::Dgrad, false) => "dgrad_f32",
+            (GemmKind::Wgrad, _) => "wgrad",
         };
         let name = format!("sm90_bf16_gemm_{of_kind}_{}", shape.name());
         let function = device.function("sm90_bf16_gemm", &name, shape.shared_bytes())?;

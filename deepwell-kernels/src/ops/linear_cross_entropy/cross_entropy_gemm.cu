@@ -1,8 +1,8 @@
 // The three GEMMs of an output head over one chunk of tokens, in BF16 with FP32 accumulation on
 // mma.sync:
 //   logits       l  [T, L] = x [T, K] w [V, K]^T           FP32; zeros in the columns from V to L
-//   input_grad   dx [T, K] = dl [T, V] w [V, K]            BF16
-//   weight_grad  dw [V, K] (+)= dl [T, V]^T x [T, K]       FP32
+//   dgrad   dx [T, K] = dl [T, V] w [V, K]            BF16
+//   wgrad  dw [V, K] (+)= dl [T, V]^T x [T, K]       FP32
 // dl is in the place of the logits: rows of 2 L elements, of which the first V are used, followed
 // by zeros up to L. L is V rounded up to a multiple of eight, so the GEMMs of a linear layer cannot
 // be used. A CTA computes one 128 x 128 tile, see mma/bf16_tile.cuh. `_scalar` kernels read single
@@ -44,7 +44,7 @@ __device__ __forceinline__ void logits_of(const bf16* x, const bf16* w, float* l
 
 // dlogits [t, 2 l], w [v, k], dx [t, k].
 template <bool kVector>
-__device__ __forceinline__ void input_grad(const bf16* dlogits, const bf16* w, bf16* dx, int32 t,
+__device__ __forceinline__ void dgrad(const bf16* dlogits, const bf16* w, bf16* dx, int32 t,
                                            int32 v, int32 l, int32 k) {
     gemm<true, false, kVector>(TileOperand<bf16>{dlogits, 2 * static_cast<int64>(l), t, v},
                                TileOperand<bf16>{w, k, k, v},
@@ -53,7 +53,7 @@ __device__ __forceinline__ void input_grad(const bf16* dlogits, const bf16* w, b
 
 // dlogits [t, 2 l], x [t, k], dw [v, k].
 template <bool kVector>
-__device__ __forceinline__ void weight_grad(const bf16* dlogits, const bf16* x, float* dw, int32 t,
+__device__ __forceinline__ void wgrad(const bf16* dlogits, const bf16* x, float* dw, int32 t,
                                             int32 v, int32 l, int32 k, uint32 accumulate) {
     gemm<false, false, kVector>(TileOperand<bf16>{dlogits, 2 * static_cast<int64>(l), v, t},
                                 TileOperand<bf16>{x, k, k, t},
@@ -73,27 +73,27 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    cross_entropy_input_grad(const bf16* __restrict__ dlogits, const bf16* __restrict__ w,
+    cross_entropy_dgrad(const bf16* __restrict__ dlogits, const bf16* __restrict__ w,
                              bf16* __restrict__ dx, int32 t, int32 v, int32 l, int32 k) {
-    input_grad<true>(dlogits, w, dx, t, v, l, k);
+    dgrad<true>(dlogits, w, dx, t, v, l, k);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    cross_entropy_input_grad_scalar(const bf16* __restrict__ dlogits, const bf16* __restrict__ w,
+    cross_entropy_dgrad_scalar(const bf16* __restrict__ dlogits, const bf16* __restrict__ w,
                                     bf16* __restrict__ dx, int32 t, int32 v, int32 l, int32 k) {
-    input_grad<false>(dlogits, w, dx, t, v, l, k);
+    dgrad<false>(dlogits, w, dx, t, v, l, k);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    cross_entropy_weight_grad(const bf16* __restrict__ dlogits, const bf16* __restrict__ x,
+    cross_entropy_wgrad(const bf16* __restrict__ dlogits, const bf16* __restrict__ x,
                               float* __restrict__ dw, int32 t, int32 v, int32 l, int32 k,
                               uint32 accumulate) {
-    weight_grad<true>(dlogits, x, dw, t, v, l, k, accumulate);
+    wgrad<true>(dlogits, x, dw, t, v, l, k, accumulate);
 }
 
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    cross_entropy_weight_grad_scalar(const bf16* __restrict__ dlogits, const bf16* __restrict__ x,
+    cross_entropy_wgrad_scalar(const bf16* __restrict__ dlogits, const bf16* __restrict__ x,
                                      float* __restrict__ dw, int32 t, int32 v, int32 l, int32 k,
                                      uint32 accumulate) {
-    weight_grad<false>(dlogits, x, dw, t, v, l, k, accumulate);
+    wgrad<false>(dlogits, x, dw, t, v, l, k, accumulate);
 }

@@ -276,9 +276,9 @@ impl HeadGemms {
                 self.library_gemm(device, (dlogits, true), (x, false), dw, accumulate)?,
             ]),
             Gemms::Own => {
-                let name = "cross_entropy_input_grad";
+                let name = "cross_entropy_dgrad";
                 let first = self.own_gemm(device, name, (dlogits, w), dx, chunk, None)?;
-                let name = "cross_entropy_weight_grad";
+                let name = "cross_entropy_wgrad";
                 let last = Some(Argument::U32(accumulate.into()));
                 let second = self.own_gemm(device, name, (dlogits, x), dw, chunk, last)?;
                 Ok([first, second])

@@ -90,7 +90,7 @@ fn walked_shared_bytes(experts: usize) -> u32 {
 }
 
 /// Launches the gradient of the inputs.
-fn launch_input_grad(
+fn launch_dgrad(
     device: &mut Device<'_>,
     [tokens, experts, width]: [usize; 3],
     arguments: Vec<Argument>,
@@ -98,11 +98,11 @@ fn launch_input_grad(
     const FILE: &str = "router_logits";
     let all = tiles([tokens, width], TILE).max(1);
     if experts > WALKED_EXPERTS_MAX || width == 0 {
-        let function = device.function(FILE, "router_logits_input_grad", INPUT_SHARED_BYTES)?;
+        let function = device.function(FILE, "router_logits_dgrad", INPUT_SHARED_BYTES)?;
         return Ok(Device::launch(function, all as u32, THREADS, INPUT_SHARED_BYTES, arguments));
     }
     let shared_bytes = walked_shared_bytes(experts);
-    let function = device.function(FILE, "router_logits_input_grad_few", shared_bytes)?;
+    let function = device.function(FILE, "router_logits_dgrad_few", shared_bytes)?;
     let resident = device.resident_ctas(function, THREADS, shared_bytes)? as usize;
     // The same number of CTAs for each column of tiles.
     let across = width.div_ceil(TILE[1]);
@@ -231,11 +231,11 @@ fn prepare_backward(
 
     let mut arguments = vec![dlogits.argument(), w.argument(), dx.argument()];
     arguments.extend(sizes.map(|size| Argument::I32(size as i32)));
-    let of_input = launch_input_grad(device, sizes, arguments)?;
+    let of_input = launch_dgrad(device, sizes, arguments)?;
 
     let operands = vec![dlogits.argument(), x.argument(), dw.argument()];
     let adds = [Argument::U32(call.accumulate().into())];
-    let entry = "router_logits_weight_grad";
+    let entry = "router_logits_wgrad";
     let division = Division::of_weights(sizes);
     Ok(vec![of_input, division.launch(call, device, entry, operands, sizes, &adds)?])
 }

@@ -1,8 +1,8 @@
 // The projection of a router and its backward: GEMMs of FP32 accuracy with x in BF16, on tensor
 // cores, with FP32 operands split into BF16 parts, see mma/split_tile.cuh.
 //   router_logits               logits [T, E] = x [T, D] w [E, D]^T (+ bias [E])
-//   router_logits_input_grad    dx [T, D] = dlogits [T, E] w [E, D], rounded to BF16
-//   router_logits_weight_grad   dw [E, D] (+)= dlogits [T, E]^T x [T, D]
+//   router_logits_dgrad    dx [T, D] = dlogits [T, E] w [E, D], rounded to BF16
+//   router_logits_wgrad   dw [E, D] (+)= dlogits [T, E]^T x [T, D]
 // With few experts a result has few tiles. The contraction is therefore split into runs, which
 // several CTAs sum; the last CTA of a tile adds the runs' sums in order. `_few` kernels have tiles
 // for at most 32 experts.
@@ -176,8 +176,8 @@ __device__ __forceinline__ void gemm(TileOperand<A> a, TileOperand<B> b, const R
 
 ROUTER_LOGITS(router_logits, 64, 64)
 ROUTER_LOGITS(router_logits_few, 128, 32)
-ROUTER_LOGITS_WEIGHT_GRAD(router_logits_weight_grad, 64, 128)
-ROUTER_LOGITS_WEIGHT_GRAD(router_logits_weight_grad_few, 32, 128)
+ROUTER_LOGITS_WEIGHT_GRAD(router_logits_wgrad, 64, 128)
+ROUTER_LOGITS_WEIGHT_GRAD(router_logits_wgrad_few, 32, 128)
 
 // dx for at most 160 experts: a CTA processes tiles of one column of dx, a grid apart, with the
 // parts of the column's w in shared memory. 16,384 tokens of 2048 elements and 64 experts are 26
@@ -185,7 +185,7 @@ ROUTER_LOGITS_WEIGHT_GRAD(router_logits_weight_grad_few, 32, 128)
 // per tile would wait for both operands and split both, for only two steps along K. Dynamic shared
 // memory is `WalkShared`, with a buffer of b per 32 experts.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    router_logits_input_grad_few(const float* __restrict__ dlogits, const float* __restrict__ w,
+    router_logits_dgrad_few(const float* __restrict__ dlogits, const float* __restrict__ w,
                                  bf16* __restrict__ dx, int32 t, int32 e, int32 d) {
     constexpr int kM = 64, kN = 64;
     auto& shared = *reinterpret_cast<split_tile::WalkShared<kM, kN>*>(dynamic);
@@ -206,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, 2)
 
 // One CTA per tile of dx.
 extern "C" __global__ void __launch_bounds__(kThreads, 2)
-    router_logits_input_grad(const float* __restrict__ dlogits, const float* __restrict__ w,
+    router_logits_dgrad(const float* __restrict__ dlogits, const float* __restrict__ w,
                              bf16* __restrict__ dx, int32 t, int32 e, int32 d) {
     gemm<true, false, 64, 64>(
         TileOperand<float>{dlogits, e, t, e}, TileOperand<float>{w, d, d, e},

@@ -3,7 +3,7 @@
 use deepwell_ir::ops::{
     Activation, AddRmsNorm, AddUnpermute, Axis, Collective, CollectiveKind, Epilogue,
     ExpertActivation, ExpertSwiGlu, ExpertSwiGluBackward, Fused, Gelu, GeluBackward, LayerNorm,
-    Linear, LinearInputGrad, Permute, Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
+    Linear, LinearDgrad, Permute, Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
 };
 use deepwell_ir::{DType, GemmKind, GroupId, OperandType};
 use deepwell_precision::{Granularity, QuantFormat};
@@ -183,7 +183,7 @@ fn epilogues_of_gemms_have_a_kernel_where_their_sizes_allow_it() {
     check(&mx_gelu(&[0]), (100, 64), None);
     check(&mx_gelu(&[0]), (96, 40), None);
     let gradient = |more: &[Epilogue], skipped: &[usize]| {
-        fused(LinearInputGrad {}, &[&[gelu_backward(false)], more].concat(), skipped)
+        fused(LinearDgrad {}, &[&[gelu_backward(false)], more].concat(), skipped)
     };
     check(&gradient(&[], &[0]), (96, 64), of_bf16);
     check(&gradient(&[], &[0]), (96, 60), None);

@@ -19,12 +19,12 @@ impl Sizes {
         let last = |index: usize| shape(index).last().copied().unwrap_or(0);
         Sizes(match request.op.leading() {
             Op::Linear(_) => vec![size(0, 0), size(1, 0), size(0, 1)],
-            Op::LinearInputGrad(_) => vec![size(0, 0), size(1, 1), size(0, 1)],
-            Op::LinearWeightGrad(_) => vec![size(0, 1), size(1, 1), size(0, 0)],
+            Op::LinearDgrad(_) => vec![size(0, 0), size(1, 1), size(0, 1)],
+            Op::LinearWgrad(_) => vec![size(0, 1), size(1, 1), size(0, 0)],
             Op::ScaledGemm(op) => vec![size(0, 0), size(op.b_input(), 0), size(0, 1)],
             Op::GroupedGemm(_) => vec![size(0, 0), size(1, 1), size(1, 2)],
-            Op::GroupedGemmInputGrad(_) => vec![size(0, 0), size(1, 2), size(1, 1)],
-            Op::GroupedGemmWeightGrad(_) => vec![size(0, 0), last(0), last(1)],
+            Op::GroupedGemmDgrad(_) => vec![size(0, 0), size(1, 2), size(1, 1)],
+            Op::GroupedGemmWgrad(_) => vec![size(0, 0), last(0), last(1)],
             Op::ScaledGroupedGemm(op) => match op.kind {
                 GemmKind::Wgrad => vec![last(0), size(0, 0), size(op.b_input(), 0)],
                 _ => vec![size(0, 0), size(op.b_input(), 1), last(0)],

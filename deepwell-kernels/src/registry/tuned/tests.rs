@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use deepwell_ir::ops::{Linear, LinearInputGrad};
+use deepwell_ir::ops::{Linear, LinearDgrad};
 use deepwell_ir::{DType, KernelCatalog, Op, OperandType, Selection, Target, Tile};
 
 use super::*;
@@ -114,7 +114,7 @@ fn the_nearest_row_decides_and_far_ones_do_not() {
     // Another op of the same sizes.
     let bf16 = |shape: [usize; 2]| (DType::Bf16, shape.to_vec());
     let operands = [bf16([1000, 1000]), bf16([1000, 1000])];
-    let dgrad = SingleCall::new(LinearInputGrad {}, &operands, &[bf16([1000, 1000])]);
+    let dgrad = SingleCall::new(LinearDgrad {}, &operands, &[bf16([1000, 1000])]);
     assert_eq!(taken(&tuned, &dgrad, &target(H200)), library());
     assert_eq!(tuned.tables(&target(H200)).len(), 1);
 }
@@ -295,12 +295,12 @@ fn kernels_with_rivals_have_a_version() {
 /// Ops whose kernels have rivals.
 const TUNED_OPS: [&str; 12] = [
     "linear",
-    "linear_input_grad",
-    "linear_weight_grad",
+    "linear_dgrad",
+    "linear_wgrad",
     "scaled_gemm",
     "grouped_gemm",
-    "grouped_gemm_input_grad",
-    "grouped_gemm_weight_grad",
+    "grouped_gemm_dgrad",
+    "grouped_gemm_wgrad",
     "scaled_grouped_gemm",
     "attention",
     "attention_backward",

@@ -75,10 +75,10 @@ impl Recorder {
                 self.record(&name("linear"), op, (&given, &y), options);
 
                 let dx = [HostTensor::output(DType::Bf16, &[tokens, inputs])];
-                let op = ops::LinearInputGrad {};
+                let op = ops::LinearDgrad {};
                 self.record(&name("input gradient"), op, (&[dy.clone(), w], &dx), options);
 
-                let op = ops::LinearWeightGrad {};
+                let op = ops::LinearWgrad {};
                 let options = RunOptions { accumulate: true, ..options };
                 let operands: (&[_], &[_]) = (&[dy, x], &[before]);
                 self.record(&name("weight gradient"), op, operands, options);

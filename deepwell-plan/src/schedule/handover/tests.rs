@@ -178,7 +178,7 @@ fn nobody_waits_for_ever() {
         let most = handovers.iter().map(|handover| handover.places).max();
         assert!(most <= Some(places), "{name}: {most:?} places");
         check_places(&handovers, &messages, &name);
-        let times = OpTimes { forward: 1.0, input_grad: 1.0, weight_grad: 1.0, p2p: 0.0 };
+        let times = OpTimes { forward: 1.0, dgrad: 1.0, wgrad: 1.0, p2p: 0.0 };
         let buffered = simulate(&orders, 1.max(chunks), &vec![times; stages]).unwrap();
         let buffered = buffered.makespan() * chunks as f64;
         let taken = ticks_taken(&orders, &groups) as f64;

@@ -135,8 +135,8 @@ fn plain(GemmSize { m, n, k }: GemmSize) -> [SingleCall; 3] {
     let dw = (DType::F32, vec![n, k]);
     [
         SingleCall::new(ops::Linear { bias: false }, &[x.clone(), w.clone()], from_ref(&y)),
-        SingleCall::new(ops::LinearInputGrad {}, &[y.clone(), w], from_ref(&x)),
-        SingleCall::new(ops::LinearWeightGrad {}, &[y, x], &[dw]),
+        SingleCall::new(ops::LinearDgrad {}, &[y.clone(), w], from_ref(&x)),
+        SingleCall::new(ops::LinearWgrad {}, &[y, x], &[dw]),
     ]
 }
 

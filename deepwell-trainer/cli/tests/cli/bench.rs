@@ -28,7 +28,7 @@ fn every_section_is_measured() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let rows = report["rows"].as_array().unwrap();
     for (section, op) in [
-        ("gemm", "linear_weight_grad"),
+        ("gemm", "linear_wgrad"),
         ("gemm", "scaled_gemm dgrad"),
         ("moe", "moe layer"),
         ("quantize", "quantize column"),

@@ -1,6 +1,6 @@
 //! `bf16_grouped_gemm.cu`: the GEMMs of groups against their definition in f64.
 
-use deepwell_ir::ops::{GroupedGemm, GroupedGemmInputGrad, GroupedGemmWeightGrad, GroupedRows};
+use deepwell_ir::ops::{GroupedGemm, GroupedGemmDgrad, GroupedGemmWgrad, GroupedRows};
 use deepwell_ir::{DType, Op};
 use deepwell_kernels::ops::grouped_gemm::oracle;
 
@@ -66,7 +66,7 @@ fn check(gpu: &mut Gpu, groups: &[usize], behind: usize, [n, k]: [usize; 2], kin
 
     let dx = HostTensor::output(DType::Bf16, &[rows, k]);
     let expected = oracle::data_gradient(&numbers(&dy), &numbers(&w), &offsets, k, n);
-    let got = run(GroupedGemmInputGrad { grouped }.into(), [&dy, &w], &dx, false);
+    let got = run(GroupedGemmDgrad { grouped }.into(), [&dy, &w], &dx, false);
     assert_close(&name("dgrad"), &got, &expected, gemm_tolerance(DType::Bf16, n, kind, 0.0));
 
     for accumulate in [false, true] {
@@ -74,7 +74,7 @@ fn check(gpu: &mut Gpu, groups: &[usize], behind: usize, [n, k]: [usize; 2], kin
         if accumulate {
             expected.iter_mut().zip(numbers(&before)).for_each(|(sum, there)| *sum += there);
         }
-        let op = GroupedGemmWeightGrad { grouped };
+        let op = GroupedGemmWgrad { grouped };
         let got = run(op.into(), [&dy, &x], &before, accumulate);
         let longest = groups.iter().copied().max().unwrap_or(0);
         let tolerance = gemm_tolerance(DType::F32, longest, kind, 8.0);

@@ -53,7 +53,7 @@ fn check(gpu: &mut Gpu, groups: &Groups, kind: Kind) {
     zero_elsewhere("fprop", &got, n);
 
     let dx = HostTensor::output(DType::Bf16, &[rows, k]);
-    let got = run(ops::GroupedGemmInputGrad { grouped }.into(), &dy, &w, &dx, false).to_f64();
+    let got = run(ops::GroupedGemmDgrad { grouped }.into(), &dy, &w, &dx, false).to_f64();
     let expected = oracle::data_gradient(&dy.to_f64(), &w.to_f64(), offsets, k, n);
     assert_close(&name("dgrad"), &got, &expected, gemm_tolerance(DType::Bf16, n, kind, 0.0));
     zero_elsewhere("dgrad", &got, k);
@@ -64,7 +64,7 @@ fn check(gpu: &mut Gpu, groups: &Groups, kind: Kind) {
             true => before.clone(),
             false => HostTensor::output(DType::F32, &[count, n, k]),
         };
-        let got = run(ops::GroupedGemmWeightGrad { grouped }.into(), &dy, &x, &out, accumulate);
+        let got = run(ops::GroupedGemmWgrad { grouped }.into(), &dy, &x, &out, accumulate);
         let mut expected = oracle::weight_gradient(&dy.to_f64(), &x.to_f64(), offsets, k, n);
         if accumulate {
             expected.iter_mut().zip(before.to_f64()).for_each(|(sum, there)| *sum += there);
@@ -152,13 +152,13 @@ fn rows_of_a_group_stay_its_own() {
             of_second.start * n..of_second.end * n,
         ),
         (
-            ops::GroupedGemmInputGrad { grouped }.into(),
+            ops::GroupedGemmDgrad { grouped }.into(),
             &dy,
             &w,
             HostTensor::output(DType::Bf16, &[rows, k]),
             of_second.start * k..of_second.end * k,
         ),
-        (ops::GroupedGemmWeightGrad { grouped }.into(), &dy, &x, wgrad, n * k..2 * n * k),
+        (ops::GroupedGemmWgrad { grouped }.into(), &dy, &x, wgrad, n * k..2 * n * k),
     ] {
         let inputs = [a.clone(), b.clone(), groups.offsets_tensor()];
         let options = RunOptions { kernel: Some(KERNEL), ..RunOptions::default() };

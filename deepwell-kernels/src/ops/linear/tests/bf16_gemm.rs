@@ -80,18 +80,18 @@ pub(crate) fn check_with(
     if outputs == 0 {
         expected = vec![0.0; tokens * inputs];
     }
-    let got = run(ops::LinearInputGrad {}.into(), &[&dy, &w], &dx, false);
+    let got = run(ops::LinearDgrad {}.into(), &[&dy, &w], &dx, false);
     let tolerance = gemm_tolerance(DType::Bf16, outputs, kind, 0.0);
-    assert_close(&name("input_grad"), &got, &expected, tolerance);
+    assert_close(&name("dgrad"), &got, &expected, tolerance);
 
     for accumulate in [false, true] {
         let mut expected = linear::weight_gradient(&numbers(&dy), &numbers(&x), outputs, inputs);
         if accumulate {
             expected.iter_mut().zip(numbers(&before)).for_each(|(sum, there)| *sum += there);
         }
-        let got = run(ops::LinearWeightGrad {}.into(), &[&dy, &x], &before, accumulate);
+        let got = run(ops::LinearWgrad {}.into(), &[&dy, &x], &before, accumulate);
         let tolerance = gemm_tolerance(DType::F32, tokens, kind, 8.0);
-        assert_close(&name("weight_grad"), &got, &expected, tolerance);
+        assert_close(&name("wgrad"), &got, &expected, tolerance);
     }
 }
 

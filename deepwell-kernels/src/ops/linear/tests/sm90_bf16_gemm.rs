@@ -73,12 +73,12 @@ fn check_parts(
         }
         GemmKind::Dgrad => {
             let expected = linear::data_gradient(&left, &right, n);
-            (ops::LinearInputGrad {}.into(), vec![a, b], y, expected)
+            (ops::LinearDgrad {}.into(), vec![a, b], y, expected)
         }
         GemmKind::Wgrad => {
             let mut expected = linear::weight_gradient(&left, &right, m, n);
             expected.iter_mut().zip(before.to_f64()).for_each(|(sum, there)| *sum += there);
-            (ops::LinearWeightGrad {}.into(), vec![a, b], before, expected)
+            (ops::LinearWgrad {}.into(), vec![a, b], before, expected)
         }
     };
     let options = RunOptions {
@@ -126,7 +126,7 @@ fn long_contractions_get_parts() {
     let x = HostTensor::bf16(&[tokens, inputs], &Kind::Integers.values(tokens * inputs, 1));
     let before = HostTensor::f32(&[outputs, inputs], &uniform(outputs * inputs, 5, 8.0));
     let got = gpu.run_with(
-        ops::LinearWeightGrad {},
+        ops::LinearWgrad {},
         &[dy.clone(), x.clone()],
         std::slice::from_ref(&before),
         RunOptions { kernel: Some("cuda_sm90_bf16_gemm"), ..RunOptions::default() },

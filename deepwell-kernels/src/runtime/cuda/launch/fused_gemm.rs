@@ -18,7 +18,7 @@ const VECTOR: usize = 8;
 const BLOCK: usize = 32;
 
 /// BF16 GEMMs for which there are kernels with an epilogue.
-pub(crate) const BF16_OPS: &[&str] = &["linear", "linear_input_grad"];
+pub(crate) const BF16_OPS: &[&str] = &["linear", "linear_dgrad"];
 /// MXFP8 GEMMs for which there are kernels with an epilogue.
 pub(crate) const MX_OPS: &[&str] = &["scaled_gemm"];
 
@@ -27,7 +27,7 @@ pub(crate) const MX_OPS: &[&str] = &["scaled_gemm"];
 pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
     let kind = match core {
         Op::Linear(_) => GemmKind::Fprop,
-        Op::LinearInputGrad(_) => GemmKind::Dgrad,
+        Op::LinearDgrad(_) => GemmKind::Dgrad,
         Op::ScaledGemm(op) => op.kind,
         _ => GemmKind::Wgrad,
     };

@@ -89,8 +89,8 @@ mod tests {
         let (x, w, dy) = ([5, 7], [3, 7], [5, 3]);
         for (op, first, second) in [
             (Op::from(ops::Linear { bias: true }), x, w),
-            (ops::LinearInputGrad {}.into(), dy, w),
-            (ops::LinearWeightGrad {}.into(), dy, x),
+            (ops::LinearDgrad {}.into(), dy, w),
+            (ops::LinearWgrad {}.into(), dy, x),
         ] {
             assert_eq!(LinearSizes::new(&op, &first, &second), sizes, "{}", op.name());
         }
