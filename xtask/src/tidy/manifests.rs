@@ -49,6 +49,13 @@ const ROOT_FILES: [&str; 7] = [
     "deny.toml",
 ];
 
+/// Files that the archive of a published crate contains.
+const ARCHIVED: [(&str, &str); 3] = [
+    ("LICENSE-MIT", "missing; link it to the one in the root"),
+    ("LICENSE-APACHE", "missing; link it to the one in the root"),
+    ("CHANGELOG.md", "missing; list the changes of the crate since its last version"),
+];
+
 /// Keys that crates.io shows in addition to description and license; each may be inherited from the
 /// workspace.
 const SHOWN_KEYS: [&str; 6] =
@@ -69,9 +76,8 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Violation>> {
             violations.push(Violation::new(&path, 0, "missing; say what the crate is for"));
         }
         if package.is_published {
-            for file in ["LICENSE-MIT", "LICENSE-APACHE"] {
+            for (file, message) in ARCHIVED {
                 if !package.folder.join(file).is_file() {
-                    let message = "missing; link it to the one in the root, for the archive";
                     violations.push(Violation::new(&format!("{folder}/{file}"), 0, message));
                 }
             }

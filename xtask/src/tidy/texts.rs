@@ -173,7 +173,7 @@ fn check_size(path: &str, text: &str) -> Vec<Violation> {
 /// Checks for words of [`WORDS`]. `lines` are lower case, with a space before and after each word.
 fn check_words(path: &str, lines: impl Iterator<Item = String>) -> Vec<Violation> {
     let mut violations = Vec::new();
-    if RECORDS.iter().any(|record| path.starts_with(record)) {
+    if RECORDS.iter().any(|record| path.starts_with(record) || path.ends_with(record)) {
         return violations;
     }
     for (index, line) in lines.enumerate() {
