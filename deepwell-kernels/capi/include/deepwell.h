@@ -8,6 +8,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// Version of the interface of plans: a library with the same number, or a larger one, serves a
+// caller that was written for this number.
+#define DW_ABI_VERSION 1
+
+// Dimensions of an operand at most.
+#define DW_MAX_RANK 8
+
 // Result of a call.
 typedef enum DwStatus {
   // Success: the result is complete.
@@ -24,13 +31,73 @@ typedef enum DwStatus {
   DW_STATUS_INTERNAL = 5,
 } DwStatus;
 
-// Element types of matrices in high precision.
+// Element types. Matrices in high precision are BF16 or FP32.
 typedef enum DwDType {
   // BF16.
   DW_D_TYPE_BF16 = 0,
   // FP32.
   DW_D_TYPE_F32 = 1,
+  // 32-bit signed integers.
+  DW_D_TYPE_I32 = 2,
+  // 64-bit signed integers.
+  DW_D_TYPE_I64 = 3,
+  // 64-bit unsigned integers.
+  DW_D_TYPE_U64 = 4,
+  // Booleans of one byte.
+  DW_D_TYPE_BOOL = 5,
+  // OCP E4M3 elements.
+  DW_D_TYPE_E4M3 = 6,
+  // OCP E8M0 scales.
+  DW_D_TYPE_E8M0 = 7,
+  // OCP E2M1 elements, two per byte.
+  DW_D_TYPE_E2M1 = 8,
+  // Unsigned scales with four exponent and three mantissa bits.
+  DW_D_TYPE_UE4M3 = 9,
 } DwDType;
+
+// A kernel for one op, one device and fixed sizes.
+typedef struct DwPlan DwPlan;
+
+// Type of one operand of a request.
+typedef struct DwOperand {
+  // A `DwDType`.
+  int32_t dtype;
+  // Number of dimensions, at most `DW_MAX_RANK`.
+  int32_t rank;
+  // Whether the op updates this input in place (AdamW's weights and moments); 0 otherwise.
+  int32_t updated;
+  // Zero.
+  int32_t reserved;
+  // Row-major sizes; entries from `rank` on do not count.
+  int64_t sizes[8];
+} DwOperand;
+
+// One op on contiguous row-major operands.
+typedef struct DwRequest {
+  // `sizeof(DwRequest)` of the caller. Later versions append fields; a field that the caller
+  // does not have counts as zero.
+  size_t struct_bytes;
+  // `cpu`, `cuda` or `cuda:N`; for `dw_supported` also an architecture: `sm90`, `sm100`,
+  // `sm103`, `sm120`.
+  const char *device;
+  // The op with its attributes in JSON, `{"op": "rms_norm", "eps": 1e-6}` for example. Ops,
+  // attributes and operands are those of the Rust enumeration `deepwell_ir::Op`.
+  const char *op;
+  // Inputs, then outputs.
+  const struct DwOperand *operands;
+  // Number of inputs.
+  int32_t input_count;
+  // Number of outputs.
+  int32_t output_count;
+  // Sequences, for ops whose tokens have positions (attention, RoPE); 1 otherwise.
+  int64_t batch;
+  // Tokens per sequence; 1 for other ops.
+  int64_t seq;
+  // If not 0, FP32 gradients of weights are added to the contents of the output.
+  int32_t accumulate;
+  // Zero.
+  int32_t reserved;
+} DwRequest;
 
 #ifdef __cplusplus
 extern "C" {
@@ -253,6 +320,58 @@ enum DwStatus dw_grouped_gemm_mxfp8_wgrad(const void *a,
                                           int32_t n,
                                           int32_t granularity,
                                           int32_t accumulate);
+
+// Version of the library's interface, `DW_ABI_VERSION`.
+uint32_t dw_abi_version(void);
+
+// Whether a kernel serves a request: `DW_STATUS_OK`, or `DW_STATUS_UNSUPPORTED` with the reason of
+// every kernel in `dw_last_error`. For a device `cpu` or `cuda:N` of this machine, or for an
+// architecture (`sm90`, `sm100`, `sm103`, `sm120`) that need not be here.
+//
+// # Safety
+// `request` is a request whose strings end with a zero byte, with as many operands as it says.
+enum DwStatus dw_supported(const struct DwRequest *request);
+
+// Selects a kernel for a request and loads it. `plan` receives the plan, which belongs to the
+// caller until `dw_plan_destroy`. May allocate device memory and wait for the device.
+//
+// # Safety
+// As `dw_supported`; `plan` is memory for one pointer.
+enum DwStatus dw_plan_create(const struct DwRequest *request, struct DwPlan **plan);
+
+// Frees a plan. Work of the plan that is still in a stream is not affected. Null is ignored.
+//
+// # Safety
+// `plan` is null or a plan of `dw_plan_create` that is not used any more.
+void dw_plan_destroy(struct DwPlan *plan);
+
+// Bytes of device memory that a run needs besides the operands, aligned to 64 bytes.
+//
+// # Safety
+// `plan` is a plan of `dw_plan_create`.
+size_t dw_plan_workspace_bytes(const struct DwPlan *plan);
+
+// Name of the plan's kernel, `cuda_rms_norm` for example. Valid as long as the plan.
+//
+// # Safety
+// `plan` is a plan of `dw_plan_create`.
+const char *dw_plan_kernel(const struct DwPlan *plan);
+
+// Runs a plan. On a GPU the work is enqueued in `stream` (a `CUstream`; null is the legacy default
+// stream), without an allocation and without waiting, so the stream may be captured into a CUDA
+// graph. On the CPU the result is complete when the function returns. `operands` has the
+// addresses of inputs, then outputs, each a multiple of 64 bytes; operands do not overlap.
+// `workspace` has at least `dw_plan_workspace_bytes` bytes, with any contents.
+//
+// # Safety
+// `plan` is a plan of `dw_plan_create`, and each address is memory of its device with as many
+// bytes as the request says. Until the work has ended, no other work writes this memory or
+// accesses outputs and workspace.
+enum DwStatus dw_plan_run(const struct DwPlan *plan,
+                          void *const *operands,
+                          void *workspace,
+                          size_t workspace_bytes,
+                          void *stream);
 
 // Sets the device of this process's calls: `cuda` or `cuda:N` (pointers are addresses in the
 // memory of that GPU's primary context, which PyTorch and the CUDA runtime use), or `cpu`

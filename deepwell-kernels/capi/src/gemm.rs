@@ -9,7 +9,7 @@ use deepwell_precision::{BLOCK, BlockShape, Granularity, QuantFormat, scale_tile
 use crate::session::{Memory, Request, not_null, run, size};
 use crate::status::{DwStatus, Failure, guard};
 
-/// Element types of matrices in high precision.
+/// Element types. Matrices in high precision are BF16 or FP32.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DwDType {
@@ -17,6 +17,22 @@ pub enum DwDType {
     Bf16 = 0,
     /// FP32.
     F32 = 1,
+    /// 32-bit signed integers.
+    I32 = 2,
+    /// 64-bit signed integers.
+    I64 = 3,
+    /// 64-bit unsigned integers.
+    U64 = 4,
+    /// Booleans of one byte.
+    Bool = 5,
+    /// OCP E4M3 elements.
+    E4M3 = 6,
+    /// OCP E8M0 scales.
+    E8M0 = 7,
+    /// OCP E2M1 elements, two per byte.
+    E2M1 = 8,
+    /// Unsigned scales with four exponent and three mantissa bits.
+    UE4M3 = 9,
 }
 
 /// Converts the value of a [`DwDType`]; C may pass any integer.

@@ -1,12 +1,14 @@
 //! C interface of Deepwell's kernels: `include/deepwell.h` and `libdeepwell.so`.
 //!
-//! Each function runs one op on memory of the caller: on an NVIDIA GPU, or on the host if
+//! There are two ways to call kernels. A plan ([`dw_plan_create`], [`dw_plan_run`]) serves every op,
+//! enqueues in a stream of the caller and neither allocates nor waits. The other functions are short
+//! to call: each runs one op on memory of the caller, on an NVIDIA GPU, or on the host if
 //! [`dw_set_device`] has chosen the CPU. It returns once the result is complete. Matrices are
 //! row-major and contiguous, and every pointer is a multiple of 64 bytes. A function returns
 //! [`DwStatus::Ok`], or another status and an explanation in [`dw_last_error`]: expected value,
 //! actual value and fix.
 //!
-//! On a GPU a call synchronizes the device before it starts and after it ends, so that results of
+//! On a GPU such a call synchronizes the device before it starts and after it ends, so that results of
 //! other streams are visible without further synchronization. This costs a few microseconds per
 //! call.
 //!
@@ -37,8 +39,12 @@
 #![allow(unsafe_code)]
 
 mod attention;
+mod cuda_device;
+mod device;
 mod gemm;
 mod grouped;
+mod plan;
+mod request;
 mod session;
 mod status;
 
@@ -48,5 +54,10 @@ pub use grouped::{
     dw_grouped_gemm_bf16, dw_grouped_gemm_bf16_dgrad, dw_grouped_gemm_bf16_wgrad,
     dw_grouped_gemm_mxfp8, dw_grouped_gemm_mxfp8_wgrad,
 };
+pub use plan::{
+    DW_ABI_VERSION, DwPlan, dw_abi_version, dw_plan_create, dw_plan_destroy, dw_plan_kernel,
+    dw_plan_run, dw_plan_workspace_bytes, dw_supported,
+};
+pub use request::{DW_MAX_RANK, DwOperand, DwRequest};
 pub use session::dw_set_device;
 pub use status::{DwStatus, dw_last_error};

@@ -105,6 +105,10 @@ impl<M: Machine> Driver for HostDriver<M> {
         Ok(Stream(state.streams.len() as u64 - 1))
     }
 
+    fn foreign_stream(&mut self, _handle: u64) -> DriverResult<Stream> {
+        self.stream(Priority::Middle)
+    }
+
     fn event(&mut self, timing: bool) -> DriverResult<Event> {
         Ok(Event(self.state().add_event(timing) as u64))
     }

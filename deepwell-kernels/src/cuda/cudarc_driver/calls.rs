@@ -62,6 +62,10 @@ impl Driver for CudarcDriver {
         self.context.add_stream(priority)
     }
 
+    fn foreign_stream(&mut self, handle: u64) -> DriverResult<Stream> {
+        Ok(self.context.add_foreign_stream(handle))
+    }
+
     fn event(&mut self, timing: bool) -> DriverResult<Event> {
         use sys::CUevent_flags_enum as Flags;
         self.context.enter()?;

@@ -18,6 +18,8 @@ use crate::runtime::cuda::driver::{DriverError, DriverResult, Priority, Stream};
 pub(super) struct StreamSlot {
     pub(super) raw: sys::CUstream,
     pub(super) priority: c_int,
+    /// Whether another library owns the stream: it may end before this context.
+    pub(super) is_foreign: bool,
     /// Captures the work of groups; created for the first group.
     pub(super) private: Option<sys::CUstream>,
     /// Set during a capture that began with this stream.
@@ -102,9 +104,21 @@ impl Context {
             Priority::High => greatest,
         };
         let raw = new_stream(priority)?;
+        Ok(self.add_slot(raw, priority, false))
+    }
+
+    /// Adds a stream that another library owns.
+    pub(super) fn add_foreign_stream(&self, handle: u64) -> Stream {
+        let raw = ptr::with_exposed_provenance_mut(handle as usize);
+        self.add_slot(raw, self.priorities.0, true)
+    }
+
+    fn add_slot(&self, raw: sys::CUstream, priority: c_int, is_foreign: bool) -> Stream {
         let mut slots = self.slots();
-        slots.push(StreamSlot { raw, priority, private: None, recording: None, is_grouped: false });
-        Ok(Stream(slots.len() as u64 - 1))
+        let (private, recording) = (None, None);
+        let slot = StreamSlot { raw, priority, is_foreign, private, recording, is_grouped: false };
+        slots.push(slot);
+        Stream(slots.len() as u64 - 1)
     }
 
     /// The driver stream that receives work for `stream` at this moment.
@@ -122,10 +136,13 @@ impl Context {
         CAPTURES.alone(self.device, name, call)
     }
 
-    /// Waits for all streams that are not captured.
+    /// Waits for all own streams that are not captured.
     pub(super) fn synchronize(&self) -> DriverResult<()> {
         // Release the lock before waiting, so that other threads can enqueue.
-        let streams: Vec<sys::CUstream> = self.slots().iter().map(|slot| slot.raw).collect();
+        let slots = self.slots();
+        let own = slots.iter().filter(|slot| !slot.is_foreign);
+        let streams: Vec<sys::CUstream> = own.map(|slot| slot.raw).collect();
+        drop(slots);
         for stream in streams.into_iter().chain([self.transfers]) {
             if !is_capturing(stream)? {
                 // SAFETY: streams live as long as the context.
@@ -143,7 +160,8 @@ impl Drop for Context {
             return;
         }
         let slots = self.slots.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let own = slots.drain(..).flat_map(|slot| [Some(slot.raw), slot.private]);
+        let raw = |slot: &StreamSlot| (!slot.is_foreign).then_some(slot.raw);
+        let own = slots.drain(..).flat_map(|slot| [raw(&slot), slot.private]);
         for stream in own.flatten().chain([self.transfers]).filter(|stream| !stream.is_null()) {
             // SAFETY: streams of this context, each destroyed once; a failure leaves nothing to do.
             let _ = unsafe { sys::cuStreamDestroy_v2(stream) };

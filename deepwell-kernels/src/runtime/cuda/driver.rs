@@ -226,6 +226,13 @@ pub trait Driver: Send {
     /// A lost device.
     fn stream(&mut self, priority: Priority) -> DriverResult<Stream>;
 
+    /// Returns a handle to a stream of another library in the same context, by the driver API's own
+    /// handle. The owner of the stream keeps it alive, and synchronizes it.
+    ///
+    /// # Errors
+    /// A driver that has no streams of other libraries.
+    fn foreign_stream(&mut self, handle: u64) -> DriverResult<Stream>;
+
     /// Creates an event; with `timing`, [`Driver::elapsed_ms`] can read it.
     ///
     /// # Errors

@@ -117,6 +117,18 @@ pub struct Constants {
 }
 
 impl Constants {
+    /// Places the arrival counters of the next calls in memory of the caller, who fills it with
+    /// zeros before each run of these calls. For calls that may run concurrently.
+    pub fn lend_arrival_counters(&mut self, memory: DevicePtr) {
+        (self.arrival_counters, self.arrival_counters_used) = (Some(memory), 0);
+    }
+
+    /// Ends [`Constants::lend_arrival_counters`]. Returns the number of counters in use.
+    pub fn take_arrival_counters(&mut self) -> usize {
+        self.arrival_counters = None;
+        std::mem::take(&mut self.arrival_counters_used)
+    }
+
     /// Frees all memory.
     ///
     /// # Errors

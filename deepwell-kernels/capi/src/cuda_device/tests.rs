@@ -1,0 +1,83 @@
+//! Plans on a driver that executes nothing.
+
+use std::sync::{Arc, Mutex};
+
+use deepwell_ir::{DType, Op, ops};
+use deepwell_kernels::SingleCall;
+use deepwell_kernels::cuda::{Architecture, Driver, FakeDriver, KernelImages, cuda_target};
+
+use super::CudaDevice;
+use crate::device::Device;
+use crate::plan::DwPlan;
+
+fn rms_norm_backward() -> SingleCall {
+    let (x, w) = ((DType::Bf16, vec![64, 256]), (DType::Bf16, vec![256]));
+    let inputs = [x.clone(), x.clone(), w, (DType::F32, vec![64])];
+    let op: Op = ops::RmsNormBackward { residual: false }.into();
+    SingleCall::new(op, &inputs, &[x, (DType::F32, vec![256])])
+}
+
+fn attention() -> SingleCall {
+    let heads = ops::AttentionHeads {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 128,
+        scale: 0.1,
+        causal: true,
+        ..ops::AttentionHeads::default()
+    };
+    let (q, k) = ((DType::Bf16, vec![512, 512]), (DType::Bf16, vec![512, 256]));
+    let outputs = [q.clone(), (DType::F32, vec![2, 4, 256])];
+    let mut call = SingleCall::new(ops::Attention { heads }, &[q, k.clone(), k], &outputs);
+    (call.batch, call.seq) = (2, 256);
+    call
+}
+
+/// A second run at other addresses and in another stream launches as much as the first, and neither
+/// run allocates, uploads or waits.
+fn check(call: &SingleCall) {
+    let mut driver = FakeDriver::h200();
+    let counts = driver.counts();
+    let memory = driver.allocate(64 << 20).unwrap().0 as usize;
+    let target = cuda_target(Architecture::Sm90a, 132, &[]);
+    let device = CudaDevice::new(Box::new(driver), KernelImages::empty(), target);
+    let plan = DwPlan::new(Arc::new(Mutex::new(Device::Cuda(device))), call).unwrap();
+    let made = counts.read();
+    assert_eq!(made.launches, 0, "a plan launches nothing");
+    let mut launches = Vec::new();
+    for (start, stream) in [(0, 0), (32 << 20, 7), (0, 7)] {
+        let mut next = memory + start;
+        let mut take = |bytes: usize| {
+            let at = std::ptr::without_provenance_mut(next);
+            next += bytes.next_multiple_of(256);
+            at
+        };
+        let operands: Vec<_> =
+            (0..call.operands.len()).map(|index| take(call.operand_bytes(index))).collect();
+        let bytes = plan.workspace.bytes();
+        let workspace = take(bytes);
+        let before = counts.read();
+        // SAFETY: the driver has this memory and runs no kernel.
+        unsafe { plan.run(&operands, workspace, bytes, stream) }.unwrap();
+        // SAFETY: as above.
+        let short = unsafe { plan.run(&operands, workspace, bytes.wrapping_sub(1), stream) };
+        assert_eq!(short.is_err(), bytes > 0);
+        let after = counts.read();
+        launches.push(after.launches - before.launches);
+        let fills = usize::from(plan.workspace.counters > 0);
+        assert!(after.fills - before.fills >= fills, "counters start at zero");
+    }
+    let ended = counts.read();
+    assert!(launches[0] > 0 && launches.iter().all(|&count| count == launches[0]), "{launches:?}");
+    let of = |counts: &deepwell_kernels::cuda::Counts| {
+        (counts.allocations, counts.uploads, counts.synchronizations, counts.modules)
+    };
+    assert_eq!(of(&made), of(&ended));
+}
+
+#[test]
+fn a_run_only_enqueues() {
+    for call in [rms_norm_backward(), attention()] {
+        check(&call);
+    }
+}

@@ -1,0 +1,238 @@
+"""``optimize``, ``restore``, ``report`` and ``compare``."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import weakref
+
+import torch
+from torch import nn
+
+from deepwell import hf_attention, ops, plans, swaps
+from deepwell.library import DeepwellError, UnsupportedError, is_available
+
+_LOG = logging.getLogger("deepwell")
+_PRECISIONS = ("bf16", "mxfp8", "nvfp4", "auto")
+#: A linear layer with fewer rows or columns of weights is quantized in more time than it saves.
+SMALLEST_LINEAR = 1024
+
+
+@dataclasses.dataclass
+class Report:
+    """What ``optimize`` did to a model."""
+
+    #: Name of a module, and the swap.
+    swapped: dict[str, str] = dataclasses.field(default_factory=dict)
+    #: Name of a module that a swap could be for, and the reason to leave it.
+    left: dict[str, str] = dataclasses.field(default_factory=dict)
+    #: Why nothing was swapped at all; empty otherwise.
+    unavailable: str = ""
+    #: Attention implementations before, by name of the submodel.
+    attention: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def fallbacks(self) -> dict[tuple[str, str], int]:
+        """Calls of original forwards in this process, by class and reason."""
+        return dict(swaps.FALLBACKS)
+
+    def __str__(self) -> str:
+        if self.unavailable:
+            return f"deepwell: the model is unchanged: {self.unavailable}"
+        lines = ["deepwell: swapped"]
+        for count, kind, example in _grouped(self.swapped):
+            lines.append(f"  {count:4} x {kind}: {example}")
+        if self.left:
+            lines.append("left as they are")
+            for count, reason, example in _grouped(self.left):
+                lines.append(f"  {count:4} x {example}: {reason}")
+        if self.fallbacks:
+            lines.append("calls of the original forward")
+            for (name, reason), count in self.fallbacks.items():
+                lines.append(f"  {count:4} x {name}: {reason}")
+        return "\n".join(lines)
+
+
+def _grouped(items: dict[str, str]):
+    groups: dict[str, list[str]] = {}
+    for name, value in items.items():
+        groups.setdefault(value, []).append(name)
+    return [(len(names), value, names[0]) for value, names in groups.items()]
+
+
+_REPORTS: weakref.WeakKeyDictionary[nn.Module, Report] = weakref.WeakKeyDictionary()
+
+
+def optimize(
+    model: nn.Module,
+    *,
+    precision: str = "bf16",
+    verbose: bool = False,
+    attention_kernels: bool = True,
+    on_cpu: bool = False,
+    fallback: bool = True,
+) -> nn.Module:
+    """Makes a model use Deepwell's kernels, in place, and returns it.
+
+    ``precision`` ``bf16`` keeps the mathematics of the model. ``mxfp8`` also quantizes its linear
+    layers; ``auto`` does so on Blackwell. Without a GPU the model stays unchanged, or with
+    ``fallback=False`` this is an error; ``on_cpu`` uses the library's CPU kernels, which are there
+    for tests and are slow. :func:`report` tells what was done.
+    """
+    if precision not in _PRECISIONS:
+        raise ValueError(f"precision: expected one of {_PRECISIONS}, got {precision!r}")
+    if precision == "nvfp4":
+        raise UnsupportedError(
+            "precision: no GPU kernels for NVFP4 yet\nhint: precision='mxfp8'"
+        )
+    report = _REPORTS.setdefault(model, Report())
+    available, reason = (True, "") if on_cpu else is_available()
+    if not available:
+        if not fallback:
+            raise DeepwellError(reason)
+        report.unavailable = reason
+        _LOG.warning("%s", report)
+        return model
+    report.unavailable = ""
+    if precision == "auto":
+        blackwell = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 10
+        precision = "mxfp8" if blackwell else "bf16"
+    _swap_modules(model, precision, report, on_cpu)
+    if attention_kernels:
+        _swap_attention(model, report)
+    if not report.swapped:
+        raise DeepwellError(f"expected modules to swap, found none in {type(model).__name__}\n{report}")
+    if verbose:
+        print(report)
+    return model
+
+
+def _swap_modules(model: nn.Module, precision: str, report: Report, on_cpu: bool) -> None:
+    for name, module in model.named_modules():
+        if swaps.is_swapped(module):
+            continue
+        kind, reason = swaps.swap(module)
+        if kind is not None:
+            report.swapped[name] = f"{type(module).__name__} by {kind}"
+            report.left.pop(name, None)
+        elif reason:
+            report.left[name] = reason
+    if precision == "mxfp8":
+        from deepwell import mxfp8
+
+        mxfp8.swap_linears(model, report, on_cpu)
+
+
+def _submodels(model: nn.Module):
+    """Transformers' models within a model that have a configuration of their own."""
+    try:
+        from transformers import PreTrainedModel
+    except ImportError:
+        return
+    seen = set()
+    for name, module in model.named_modules():
+        if isinstance(module, PreTrainedModel) and id(module.config) not in seen:
+            seen.add(id(module.config))
+            yield name, module
+
+
+def _leaves_attention(model) -> str | None:
+    """Why a model keeps its attention; ``None`` if the kernels serve it."""
+    config = model.config
+    if config._attn_implementation not in ("sdpa", "eager", hf_attention.NAME):
+        return f"the model asks for {config._attn_implementation}"
+    if not getattr(model, "_supports_attention_backend", False):
+        return "the model does not use transformers' attention interface"
+    if not getattr(model, "_supports_flash_attn", False):
+        return "the model does not pass windows to its attention"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "kernels have no softcap"
+    heads = getattr(config, "num_attention_heads", None)
+    hidden = getattr(config, "hidden_size", None)
+    if not heads or not hidden:
+        return "the configuration has no `num_attention_heads` and `hidden_size`"
+    head_dim = getattr(config, "head_dim", None) or hidden // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    return unsupported_heads(heads, kv_heads, head_dim, next(model.parameters()))
+
+
+def unsupported_heads(heads: int, kv_heads: int, head_dim: int, like: torch.Tensor) -> str | None:
+    """Why no kernel serves an attention with these heads on the device of a tensor."""
+    if like.is_meta:
+        return None
+    device = "cpu" if like.device.type == "cpu" else f"cuda:{like.device.index or 0}"
+    dtype, rows = like.dtype, 256
+    if dtype not in swaps.TOLERANCE:
+        return f"kernels take BF16 or FP32, not {dtype}"
+    q = (dtype, (rows, heads * head_dim))
+    k = (dtype, (rows, kv_heads * head_dim))
+    lse = (torch.float32, (1, heads, rows))
+    settings = (heads, kv_heads, head_dim, head_dim**-0.5, True, 0, False, False)
+    forward = ops.attention_op("attention", *settings)
+    backward = ops.attention_op("attention_backward", *settings)
+    for op, types, inputs in (
+        (forward, [q, k, k, q, lse], 3),
+        (backward, [q, q, k, k, q, lse, q, k, k], 6),
+    ):
+        if reason := plans.unsupported(device, op, types, inputs, 1, rows):
+            return reason
+    return None
+
+
+def _swap_attention(model: nn.Module, report: Report) -> None:
+    for name, submodel in _submodels(model):
+        key = f"{name}.attention" if name else "attention"
+        before = submodel.config._attn_implementation
+        if before == hf_attention.NAME:
+            continue
+        if reason := _leaves_attention(submodel):
+            report.left[key] = reason
+            continue
+        hf_attention.register()
+        submodel.config._attn_implementation = hf_attention.NAME
+        report.attention[name] = before
+        report.swapped[key] = f"{before} attention by kernels"
+        report.left.pop(key, None)
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Undoes :func:`optimize`."""
+    report = _REPORTS.pop(model, Report())
+    for module in model.modules():
+        if swaps.is_swapped(module):
+            swaps.restore(module)
+    for name, before in report.attention.items():
+        model.get_submodule(name).config._attn_implementation = before
+    return model
+
+
+def report(model: nn.Module) -> Report:
+    """What :func:`optimize` did to a model, and the calls that took an original forward."""
+    if model not in _REPORTS:
+        raise DeepwellError("expected a model of `deepwell.optimize`, got one without a report")
+    return _REPORTS[model]
+
+
+def compare(model: nn.Module, *args, **kwargs) -> dict[str, float]:
+    """Runs a batch through an optimized model, and each swapped module also in its original class
+    on the same input. Returns the difference of each as a share of its largest output."""
+    errors: dict[str, float] = {}
+    handles = []
+
+    def watch(name):
+        def hook(module, inputs, named_inputs, got):
+            expected = module._deepwell_class.forward(module, *inputs, **named_inputs)
+            errors[name] = swaps.difference(got, expected)
+
+        return hook
+
+    for name, module in model.named_modules():
+        if swaps.is_swapped(module):
+            handles.append(module.register_forward_hook(watch(name), with_kwargs=True))
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return errors

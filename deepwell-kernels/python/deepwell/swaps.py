@@ -1,0 +1,261 @@
+"""Classes that replace a module's class in place.
+
+A swapped class is a subclass of the module's own class with the same name, so that ``isinstance``,
+wrapping policies, hooks, parameters and ``state_dict`` stay as they are.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import logging
+
+import torch
+from torch import nn
+
+from deepwell import functional
+
+_LOG = logging.getLogger("deepwell")
+
+#: Times that a swapped module took its original forward, by module and reason.
+FALLBACKS: collections.Counter[tuple[str, str]] = collections.Counter()
+
+#: Largest relative difference between a swapped module and its original on random input. Both round
+#: an FP32 result to the type of the model; the originals round up to twice more on the way, so they
+#: differ by up to two units in the last place, 2^-7 in BF16. In FP32 the order of sums differs.
+TOLERANCE = {torch.bfloat16: 2.0**-6, torch.float32: 1e-4}
+
+
+def rejects(module: nn.Module, x: torch.Tensor) -> str | None:
+    """Why no kernel takes ``x`` at run time; ``None`` if one does."""
+    if x.dtype not in TOLERANCE:
+        return f"kernels take BF16 or FP32, not {x.dtype}"
+    if x.device.type not in ("cuda", "cpu"):
+        return f"kernels run on CUDA devices, not on `{x.device.type}`"
+    if type(x) is not torch.Tensor and not torch.compiler.is_compiling():
+        if not isinstance(x, nn.Parameter):
+            return f"kernels take plain tensors, not {type(x).__name__}"
+    return None
+
+
+def fall_back(module: nn.Module, reason: str) -> None:
+    """Counts a call of the original forward, and says so the first time."""
+    if torch.compiler.is_compiling():
+        return
+    key = (type(module).__name__, reason)
+    FALLBACKS[key] += 1
+    if FALLBACKS[key] == 1:
+        _LOG.warning("deepwell: %s runs its original forward: %s", *key)
+
+
+class Swapped:
+    """Base of the classes that :func:`swap` makes."""
+
+    _deepwell_class: type[nn.Module]
+    _deepwell_swap: str
+
+    def __reduce_ex__(self, protocol):
+        # The class has no name that pickle could look up.
+        state = self.__dict__.copy()
+        return _rebuild, (self._deepwell_class, self._deepwell_swap), state
+
+    @classmethod
+    def matches(cls, module: nn.Module) -> str | None:
+        """Why this swap leaves a module alone that its name or attributes suggest; ``None`` to
+        swap. A module that has nothing to do with this swap raises ``NotImplementedError``."""
+        raise NotImplementedError
+
+    @classmethod
+    def sample(cls, module: nn.Module) -> torch.Tensor:
+        """Random input for the comparison with the original."""
+        raise NotImplementedError
+
+
+def _parameter(module: nn.Module) -> torch.Tensor:
+    return next(module.parameters())
+
+
+def _random(module: nn.Module, width: int) -> torch.Tensor:
+    like = _parameter(module)
+    generator = torch.Generator(device=like.device).manual_seed(0)
+    shape = (2, 3, width)
+    return torch.randn(shape, generator=generator, device=like.device, dtype=like.dtype)
+
+
+class RmsNorm(Swapped):
+    """RMSNorm of transformers and of PyTorch, ``x · rstd · weight``."""
+
+    _OFFSET = 0
+
+    def forward(self, x, *args, **kwargs):
+        reason = rejects(self, x)
+        if reason is None and (args or kwargs):
+            reason = "more arguments than the input"
+        if reason:
+            fall_back(self, reason)
+            return self._deepwell_class.forward(self, x, *args, **kwargs)
+        return functional.rms_norm(x, self.weight, _eps(self, x))
+
+    @classmethod
+    def matches(cls, module):
+        if "RMSNorm" not in type(module).__name__:
+            raise NotImplementedError
+        parameters = dict(module.named_parameters())
+        if set(parameters) != {"weight"} or parameters["weight"].dim() != 1:
+            return f"expected one weight of one dimension, got {sorted(parameters)}"
+        if not hasattr(module, "variance_epsilon") and not hasattr(module, "eps"):
+            return "expected an attribute `variance_epsilon` or `eps`"
+        return None
+
+    @classmethod
+    def sample(cls, module):
+        return _random(module, module.weight.shape[0])
+
+
+def _eps(module: nn.Module, x: torch.Tensor) -> float:
+    eps = getattr(module, "variance_epsilon", None)
+    eps = getattr(module, "eps", None) if eps is None else eps
+    return torch.finfo(x.dtype).eps if eps is None else eps
+
+
+class OffsetRmsNorm(RmsNorm):
+    """RMSNorm of Gemma, ``x · rstd · (1 + weight)`` in FP32."""
+
+    _OFFSET = 1
+
+    def forward(self, x, *args, **kwargs):
+        reason = rejects(self, x)
+        if reason:
+            fall_back(self, reason)
+            return self._deepwell_class.forward(self, x, *args, **kwargs)
+        # `1 + weight` in BF16 would lose the weight's last bits.
+        y = functional.rms_norm(x.float(), 1.0 + self.weight.float(), _eps(self, x))
+        return y.type_as(x)
+
+
+class SwiGluMlp(Swapped):
+    """MLP with ``down(silu(gate(x)) · up(x))``."""
+
+    def forward(self, x):
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        reason = rejects(self, gate)
+        if reason:
+            fall_back(self, reason)
+            return self.down_proj(self.act_fn(gate) * up)
+        return self.down_proj(functional.swiglu(gate, up))
+
+    @classmethod
+    def matches(cls, module):
+        if hasattr(module, "gate_up_proj") and hasattr(module, "down_proj"):
+            if isinstance(module.gate_up_proj, nn.Linear):
+                return "kernels take gate and up as two tensors, not as halves of one"
+            raise NotImplementedError
+        if not all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj")):
+            raise NotImplementedError
+        if not isinstance(getattr(module, "gate_proj"), nn.Module):
+            raise NotImplementedError
+        act = getattr(module, "act_fn", None)
+        if type(act).__name__ not in ("SiLU", "SiLUActivation") and act is not nn.functional.silu:
+            return f"kernels take the activation SiLU, not {type(act).__name__}"
+        return None
+
+    @classmethod
+    def sample(cls, module):
+        width = getattr(module, "hidden_size", None)
+        return _random(module, width or module.gate_proj.in_features)
+
+
+class GeluTanh(Swapped):
+    """``NewGELUActivation`` of transformers: eight kernels in eager mode."""
+
+    def forward(self, x):
+        reason = rejects(self, x)
+        if reason:
+            fall_back(self, reason)
+            return self._deepwell_class.forward(self, x)
+        return functional.gelu_tanh(x)
+
+    @classmethod
+    def matches(cls, module):
+        if type(module).__name__ != "NewGELUActivation":
+            raise NotImplementedError
+        return None
+
+    @classmethod
+    def sample(cls, module):
+        return torch.randn(2, 3, 64)
+
+
+#: Swaps in the order in which they are tried; several for one module differ in their formula.
+SWAPS = {swap.__name__: swap for swap in (RmsNorm, OffsetRmsNorm, SwiGluMlp, GeluTanh)}
+
+
+@functools.cache
+def swapped_class(original: type[nn.Module], swap: str) -> type[nn.Module]:
+    """The subclass of a module's class that a swap sets."""
+    names = ("__module__", "__qualname__", "__doc__")
+    attributes = {name: getattr(original, name) for name in names}
+    attributes |= {"_deepwell_class": original, "_deepwell_swap": swap}
+    return type(original.__name__, (SWAPS[swap], original), attributes)
+
+
+def _rebuild(original: type[nn.Module], swap: str) -> nn.Module:
+    made = swapped_class(original, swap)
+    return made.__new__(made)
+
+
+def is_swapped(module: nn.Module) -> bool:
+    """Whether a module has a class of :func:`swapped_class`."""
+    return isinstance(module, Swapped)
+
+
+def restore(module: nn.Module) -> None:
+    """Gives a swapped module its own class."""
+    module.__class__ = module._deepwell_class
+
+
+def difference(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference, as a share of the largest magnitude."""
+    scale = expected.float().abs().max().clamp_min(1e-30)
+    return ((got.float() - expected.float()).abs().max() / scale).item()
+
+
+def swap(module: nn.Module, names: tuple[str, ...] = tuple(SWAPS)) -> tuple[str | None, str]:
+    """Swaps a module's class. Returns the name of the swap, or ``None`` and the reason, empty if
+    no swap has to do with the module."""
+    reason = ""
+    for name in names:
+        try:
+            rejected = SWAPS[name].matches(module)
+        except NotImplementedError:
+            continue
+        rejected = rejected or _try(module, name)
+        if rejected is None:
+            return name, ""
+        reason = rejected
+    return None, reason
+
+
+def _try(module: nn.Module, name: str) -> str | None:
+    """Swaps, and undoes it if the result differs from the original on random input."""
+    tensors = [*module.parameters(), *module.buffers()]
+    dtype = tensors[0].dtype if tensors else torch.float32
+    if dtype not in TOLERANCE:
+        return f"kernels take BF16 or FP32, not {dtype}"
+    made = swapped_class(type(module), name)
+    if any(tensor.is_meta for tensor in tensors):
+        module.__class__ = made
+        return None
+    sample = SWAPS[name].sample(module)
+    with torch.no_grad(), torch.random.fork_rng():
+        expected = made._deepwell_class.forward(module, sample)
+        module.__class__ = made
+        got = module.forward(sample)
+    error = difference(got, expected)
+    if not error <= TOLERANCE[dtype]:
+        restore(module)
+        return (
+            f"differs from its original by {error:.1e} on random input, more than the rounding of "
+            f"{dtype}, {TOLERANCE[dtype]:.1e}"
+        )
+    return None

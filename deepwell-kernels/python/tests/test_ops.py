@@ -1,0 +1,173 @@
+"""Operators: fakes, gradients and values next to PyTorch's own."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from deepwell import functional, ops  # noqa: F401
+
+OPS = torch.ops.deepwell
+#: Results are rounded to BF16 once, so they differ by at most a unit of the largest, 2^-8; sums of
+#: FP32 differ in their order.
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2.0**-7}
+DTYPES = list(TOLERANCE)
+
+
+def contiguous(*shape, dtype=torch.float32):
+    return torch.randn(*shape, dtype=dtype)
+
+
+def transposed(*shape, dtype=torch.float32):
+    return torch.randn(*shape[:-2], shape[-1], shape[-2], dtype=dtype).transpose(-1, -2)
+
+
+def expanded(*shape, dtype=torch.float32):
+    return torch.randn(1, *shape[1:], dtype=dtype).expand(*shape)
+
+
+def misaligned(*shape, dtype=torch.float32):
+    count = torch.Size(shape).numel()
+    return torch.randn(count + 1, dtype=dtype)[1:].view(shape)
+
+
+LAYOUTS = [contiguous, transposed, expanded, misaligned]
+
+
+def arguments(make, tokens):
+    """Arguments of each operator, tensors of tokens by ``make``."""
+    x = lambda: make(tokens, 32)  # noqa: E731
+    w, rstd = torch.rand(32), torch.rand(tokens)
+    heads = lambda count: make(1, tokens, count, 16)  # noqa: E731
+    lse = torch.zeros(1, 4, tokens)
+    ranges = torch.tensor([0, tokens], dtype=torch.int32).expand(1, tokens, 2)
+    settings = (0.25, True, 0)
+    sinks = torch.randn(4)
+    return {
+        "rms_norm": (x(), w, 1e-6),
+        "rms_norm_backward": (x(), x(), w, rstd),
+        "add_rms_norm": (x(), x(), w, 1e-6),
+        "layer_norm": (x(), w, w, 1e-6),
+        "layer_norm_backward": (x(), x(), w, rstd, rstd),
+        "swiglu": (x(), x()),
+        "swiglu_backward": (x(), x(), x()),
+        "gelu_tanh": (x(),),
+        "gelu_tanh_backward": (x(), x()),
+        "attention": (heads(4), heads(2), heads(2), sinks, ranges, *settings),
+        "attention_backward": (
+            heads(4), heads(4), heads(2), heads(2), heads(4), lse, None, ranges, *settings
+        ),
+    }  # fmt: skip
+
+
+NAMES = list(arguments(contiguous, 4))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("make", LAYOUTS)
+@pytest.mark.parametrize("tokens", [0, 1, 7])
+def test_opcheck(name, make, tokens):
+    # Catches a fake with another shape, type or stride than the operator, and undeclared writes.
+    call = getattr(OPS, name).default
+    utilities = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(call, arguments(make, tokens)[name], test_utils=utilities)
+
+
+def test_every_operator_is_checked():
+    from deepwell.ops import OPERATORS
+
+    assert set(OPERATORS) == set(NAMES)
+
+
+def check(ours, theirs, inputs, dtype):
+    """Values and gradients of a function, next to PyTorch's in FP32."""
+    inputs = [i.to(dtype).clone().requires_grad_() for i in inputs]
+    exact = [i.detach().float().clone().requires_grad_() for i in inputs]
+    got, expected = ours(*inputs), theirs(*exact)
+    direction = torch.randn_like(expected).to(dtype)
+    got.backward(direction)
+    expected.backward(direction.float())
+    for a, b in [(got, expected), *((i.grad, e.grad) for i, e in zip(inputs, exact))]:
+        # A gradient may be zero: of queries that see one key.
+        scale = b.abs().max().clamp_min(0.1)
+        assert (a.float() - b).abs().max() <= TOLERANCE[dtype] * scale
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 8), (3, 5, 64), (2, 3, 2, 40)])
+def test_rows(dtype, shape):
+    x, y, w, b = (torch.randn(s) for s in (shape, shape, shape[-1:], shape[-1:]))
+    width = shape[-1:]
+    check(
+        lambda x, w: functional.rms_norm(x, w, 1e-6),
+        lambda x, w: F.rms_norm(x, width, w, 1e-6),
+        [x, w],
+        dtype,
+    )
+    check(functional.layer_norm, lambda x, w, b: F.layer_norm(x, width, w, b), [x, w, b], dtype)
+    check(functional.swiglu, lambda g, u: F.silu(g) * u, [x, y], dtype)
+    check(functional.gelu_tanh, lambda x: F.gelu(x, approximate="tanh"), [x], dtype)
+
+
+def reference_attention(q, k, v, sinks=None, documents=None, window=0, causal=True, scale=None):
+    """Attention with a dense mask and a softmax over one more column."""
+    from deepwell.hf_attention import dense_mask
+
+    batch, seq, heads, width = q.shape
+    groups = heads // k.shape[2]
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    k, v = (t.repeat_interleave(groups, 1) for t in (k, v))
+    scores = q @ k.transpose(2, 3) * (width**-0.5 if scale is None else scale)
+    if documents is None:
+        documents = torch.tensor([0, seq]).expand(batch, seq, 2)
+    if causal:
+        scores = scores.masked_fill(~dense_mask(documents, window), -torch.inf)
+    if sinks is not None:
+        column = sinks.view(1, heads, 1, 1).expand(batch, heads, seq, 1)
+        scores = torch.cat([scores, column], -1)
+    return (scores.softmax(-1)[..., :seq] @ v).transpose(1, 2)
+
+
+DOCUMENTS = torch.tensor([[0, 5]] * 5 + [[5, 12]] * 7 + [[12, 19]] * 7, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        dict(causal=False),
+        dict(scale=0.5),
+        dict(window=1),
+        dict(window=6),
+        dict(documents=DOCUMENTS.expand(2, 19, 2)),
+        dict(documents=DOCUMENTS.expand(2, 19, 2), window=3),
+    ],
+)
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_attention(dtype, settings, has_sinks):
+    q, k, v = (torch.randn(2, 19, heads, 16) for heads in (4, 2, 2))
+    sinks = [torch.randn(4)] if has_sinks else []
+
+    def call(attend):
+        return lambda q, k, v, *s: attend(q, k, v, sinks=s[0] if s else None, **settings)
+
+    check(call(functional.attention), call(reference_attention), [q, k, v, *sinks], dtype)
+
+
+def test_compiles_without_a_break_and_with_dynamic_sizes():
+    def f(x, w):
+        return functional.swiglu(functional.rms_norm(x, w), x).sum()
+
+    compiled = torch.compile(f, fullgraph=True, dynamic=True, backend="aot_eager")
+    for tokens in (4, 9):
+        x, w = torch.randn(2, tokens, 16, requires_grad=True), torch.rand(16)
+        compiled(x, w).backward()
+        got, x.grad = x.grad, None
+        f(x, w).backward()
+        assert torch.equal(got, x.grad)
+
+
+def test_an_unsupported_request_says_why():
+    x = torch.randn(4, 32, dtype=torch.float16)
+    with pytest.raises(RuntimeError, match="expected BF16 or FP32, got torch.float16"):
+        OPS.swiglu(x, x)
