@@ -15,6 +15,7 @@ mod process;
 mod snapshots;
 mod source;
 mod tidy;
+mod wheel;
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -43,6 +44,7 @@ Commands for the repository:
   snapshots  Run the snapshot tests and show what changed; `--accept` or `--reject` it
   tidy       Check the rules of the repository that a program can check; --lower lowers the
              lines of known long functions
+  wheel      Build a wheel of the Python package; `--help` has the flags
 
 They run in the workspace root, so relative paths in ARGS start there. The exit code is the
 program's own; Ctrl-C reaches it.
@@ -92,6 +94,7 @@ fn run() -> Result<ExitCode> {
         "bundle" => bundle::run(&shell, &root, &args),
         "snapshots" => snapshots::run(&shell, &root, &args),
         "tidy" => tidy::run(&root, &args),
+        "wheel" => wheel::run(&shell, &root, &args),
         "--help" | "-h" | "help" => {
             print!("{HELP}");
             Ok(ExitCode::SUCCESS)

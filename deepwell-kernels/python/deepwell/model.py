@@ -9,7 +9,7 @@ import weakref
 import torch
 from torch import nn
 
-from deepwell import hf_attention, ops, plans, swaps
+from deepwell import hf_attention, multihead, ops, plans, swaps  # noqa: F401
 from deepwell.library import DeepwellError, UnsupportedError, is_available
 
 _LOG = logging.getLogger("deepwell")

@@ -95,6 +95,9 @@ class Plan:
             raise_last(status)
 
 
+#: Functions that run a plan's work between measurements: ``watcher(kernel, work)``.
+WATCHERS: list = []
+
 _PLANS: dict[tuple, Plan | str] = {}
 
 
@@ -158,4 +161,8 @@ def run(
     inputs = [aligned(tensor) for tensor in inputs]
     tensors = [*inputs, *outputs]
     types = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
-    plan(op, types, len(inputs), device, batch, seq).run(tensors, device)
+    chosen = plan(op, types, len(inputs), device, batch, seq)
+    if WATCHERS:
+        WATCHERS[-1](chosen.kernel, lambda: chosen.run(tensors, device))
+    else:
+        chosen.run(tensors, device)

@@ -1,0 +1,154 @@
+"""Names of the specification: attention by itself, as a module, and a profiler of kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import torch
+from torch import nn
+
+from deepwell import functional, multihead, plans, swaps
+from deepwell.library import DeepwellError, is_available
+from deepwell.model import optimize
+
+_LOG = logging.getLogger("deepwell")
+
+
+@dataclasses.dataclass
+class BlackwellConfig:
+    """Settings of :class:`BlackwellFlashAttention`, :class:`DWSelfAttention` and
+    :func:`optimize_for_blackwell`. The kernels run on Hopper, too."""
+
+    use_flash_attention: bool = True
+    #: Without a kernel for a request, use PyTorch's attention and say so once; otherwise an error.
+    use_pytorch_fallback: bool = False
+    #: Print a table of kernels after :class:`KernelProfiler` ends.
+    enable_profiling: bool = False
+
+
+class BlackwellFlashAttention:
+    """Attention of ``[batch, heads, seq, head_dim]`` in BF16 or FP32, strided or not."""
+
+    def __init__(self, config: BlackwellConfig | None = None):
+        self.config = config or BlackwellConfig()
+
+    def forward(self, q, k, v, causal: bool = False) -> torch.Tensor:
+        """Attention of q, k, v; k and v may have fewer heads. Differentiable."""
+        if not self.config.use_flash_attention:
+            return self._pytorch(q, k, v, causal)
+        try:
+            self._check(q, k, v)
+            rows = (t.transpose(1, 2) for t in (q, k, v))
+            return functional.attention(*rows, causal=causal).transpose(1, 2)
+        except DeepwellError as error:
+            if not self.config.use_pytorch_fallback:
+                raise
+            swaps.FALLBACKS[("BlackwellFlashAttention", str(error))] += 1
+            if swaps.FALLBACKS[("BlackwellFlashAttention", str(error))] == 1:
+                _LOG.warning("deepwell: PyTorch's attention runs: %s", error)
+            return self._pytorch(q, k, v, causal)
+
+    __call__ = forward
+
+    @staticmethod
+    def _check(q, k, v) -> None:
+        if q.dim() != 4 or k.shape != v.shape or q.shape[::2] != k.shape[::2]:
+            raise DeepwellError(
+                "expected q [B, H, S, D] and k, v [B, H or fewer, S, D], got "
+                f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+            )
+        if q.shape[3] != k.shape[3]:
+            raise DeepwellError(f"expected one width of heads, got {q.shape[3]} and {k.shape[3]}")
+
+    @staticmethod
+    def _pytorch(q, k, v, causal):
+        grouped = q.shape[1] != k.shape[1]
+        attend = nn.functional.scaled_dot_product_attention
+        return attend(q, k, v, is_causal=causal, enable_gqa=grouped)
+
+
+class DWSelfAttention(nn.Module):
+    """Self-attention with the parameters of ``nn.MultiheadAttention``, whose ``state_dict`` it
+    loads. Takes ``[batch, seq, hidden_dim]`` and returns the output alone, as a tensor."""
+
+    def __init__(
+        self,
+        hidden_dim: int,
+        num_heads: int,
+        config: BlackwellConfig | None = None,
+        bias: bool = True,
+        **factory,
+    ):
+        super().__init__()
+        if hidden_dim % num_heads:
+            raise ValueError(
+                f"hidden_dim: expected a multiple of num_heads {num_heads}, got {hidden_dim}"
+            )
+        reference = nn.MultiheadAttention(
+            hidden_dim, num_heads, bias=bias, batch_first=True, **factory
+        )
+        self.hidden_dim, self.num_heads = hidden_dim, num_heads
+        self.config = config or BlackwellConfig()
+        self.in_proj_weight = reference.in_proj_weight
+        self.in_proj_bias = reference.in_proj_bias
+        self.out_proj = reference.out_proj
+
+    def forward(self, x: torch.Tensor, causal: bool = False) -> torch.Tensor:
+        return multihead.self_attention(self, x, causal)
+
+
+def optimize_for_blackwell(
+    model: nn.Module, config: BlackwellConfig | None = None, **settings
+) -> nn.Module:
+    """:func:`deepwell.optimize` with a :class:`BlackwellConfig`."""
+    config = config or BlackwellConfig()
+    return optimize(
+        model,
+        attention_kernels=config.use_flash_attention,
+        fallback=config.use_pytorch_fallback,
+        **settings,
+    )
+
+
+class KernelProfiler:
+    """Device time of each kernel of the library in a block of code, by CUDA events.
+
+    Occupancy, tensor-pipe share and TMEM columns of the specification need CUPTI and the kernels'
+    manifest; this class does not measure them yet.
+    """
+
+    def __init__(self):
+        available, reason = is_available()
+        if not available:
+            raise DeepwellError(f"the profiler times kernels of a GPU: {reason}")
+        self._calls: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+    def __enter__(self) -> KernelProfiler:
+        plans.WATCHERS.append(self._around)
+        return self
+
+    def __exit__(self, *_):
+        plans.WATCHERS.remove(self._around)
+
+    def _around(self, kernel: str, run) -> None:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        self._calls.append((kernel, begin, end))
+
+    def times_us(self) -> dict[str, list[float]]:
+        """Microseconds of each call, by kernel."""
+        torch.cuda.synchronize()
+        times: dict[str, list[float]] = {}
+        for kernel, begin, end in self._calls:
+            times.setdefault(kernel, []).append(1e3 * begin.elapsed_time(end))
+        return times
+
+    def __str__(self) -> str:
+        lines = [f"{'kernel':40} {'calls':>6} {'total_us':>10} {'mean_us':>9}"]
+        for kernel, times in sorted(self.times_us().items(), key=lambda item: -sum(item[1])):
+            total = sum(times)
+            lines.append(f"{kernel:40} {len(times):6} {total:10.1f} {total / len(times):9.1f}")
+        return "\n".join(lines)

@@ -1,0 +1,97 @@
+"""Trains a model from random weights in one configuration, and times the steps.
+
+    python3 gpu_train.py MODEL CONFIGURATION [--steps N]
+
+Prints one line of JSON. `gpu_check.py` starts one process for each configuration.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+
+import torch
+
+DEVICE = os.environ.get("GPU_CHECK_DEVICE", "cuda")
+BF16 = torch.bfloat16
+#: Layers, width, MLP width, heads, key-value heads, batch, seq.
+MODELS = {
+    "llama-134m": (12, 768, 2048, 12, 12, 16, 1024),
+    "llama-1.1b": (22, 2048, 5632, 32, 4, 8, 2048),
+}
+CONFIGURATIONS = [
+    "eager", "compile", "deepwell", "deepwell+compile", "deepwell-mxfp8", "deepwell-mxfp8+compile",
+    "liger", "liger+compile", "torchao-float8+compile",
+]  # fmt: skip
+
+
+
+def train(model_name: str, configuration: str, steps: int) -> dict:
+    """Trains on sequences of random tokens that repeat, so that there is something to learn."""
+    import transformers
+
+    import deepwell
+
+    layers, width, mlp, heads, kv_heads, batch, seq = MODELS[model_name]
+    config = transformers.LlamaConfig(
+        vocab_size=32000, hidden_size=width, intermediate_size=mlp, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=kv_heads, max_position_embeddings=seq,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    if configuration.startswith("liger"):
+        from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+        apply_liger_kernel_to_llama()
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        net = transformers.AutoModelForCausalLM.from_config(config, dtype=BF16).train()
+    if configuration.startswith("deepwell"):
+        precision = "mxfp8" if "mxfp8" in configuration else "bf16"
+        deepwell.optimize(net, precision=precision, verbose=True)
+    if configuration.startswith("torchao"):
+        from torchao.float8 import convert_to_float8_training
+
+        last = "lm_head"
+        convert_to_float8_training(net, module_filter_fn=lambda module, name: name != last)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-4, fused=True)
+    call = torch.compile(net) if configuration.endswith("compile") else net
+    generator = torch.Generator(device=DEVICE).manual_seed(1)
+    base = torch.randint(0, 32000, (64, seq), device=DEVICE, generator=generator)
+    losses, times = [], []
+    for step in range(steps):
+        index = torch.randint(0, 64, (batch,), device=DEVICE, generator=generator)
+        ids = base[index]
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        loss = call(ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+        losses.append(loss.item())
+    step_s = statistics.median(times[len(times) // 2 :])
+    record = {
+        "section": "training", "model": model_name, "configuration": configuration, "steps": steps,
+        "step_ms": round(1e3 * step_s, 2), "tokens_per_s": round(batch * seq / step_s),
+        "memory_peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+        "loss_first": round(losses[0], 4), "loss_last": round(statistics.mean(losses[-5:]), 4),
+    }  # fmt: skip
+    if configuration.startswith("deepwell"):
+        fallbacks = deepwell.report(net).fallbacks
+        record["fallbacks"] = {": ".join(key): count for key, count in fallbacks.items()}
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("configuration", choices=CONFIGURATIONS)
+    parser.add_argument("--steps", type=int, default=30)
+    arguments = parser.parse_args()
+    print(json.dumps(train(arguments.model, arguments.configuration, arguments.steps)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""The package without PyTorch, without a GPU and without its library."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import deepwell
+
+FOLDER = Path(deepwell.__file__).resolve().parents[1]
+
+
+def run(code: str, **environment) -> str:
+    """Output of Python code that sees this package and the standard library, no PyTorch."""
+    environment = {"PYTHONPATH": str(FOLDER), "PATH": os.environ["PATH"], **environment}
+    blocked = "import sys; sys.modules['torch'] = None\n"
+    command = [sys.executable, "-c", blocked + code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
+
+
+def test_without_torch():
+    assert "0.1.0" in run("import deepwell; print(deepwell.__version__)")
+    said = run("import deepwell; print(deepwell.is_available())")
+    assert "PyTorch is missing" in said and "pip install" in said
+
+
+def test_without_the_library():
+    code = "from deepwell.library import library; library()"
+    said = run(code, DEEPWELL_LIBRARY="/nowhere/libdeepwell.so")
+    assert "expected a file at /nowhere/libdeepwell.so, found none" in said
+    assert "hint: install the wheel" in said
+
+
+def test_every_public_name_is_there():
+    assert {name for name in dir(deepwell) if getattr(deepwell, name) is None} == set()

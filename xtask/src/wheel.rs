@@ -1,0 +1,95 @@
+//! `cargo xtask wheel`: builds `libdeepwell.so` and packs it with the Python package `deepwell`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use xshell::{Shell, cmd};
+
+use crate::arguments::{Takes, flags};
+use crate::process::{cargo, hand_over};
+
+const HELP: &str = "\
+Build a wheel of the Python package `deepwell` in target/wheels/
+
+Usage: cargo xtask wheel [FLAGS]
+
+Flags:
+  --kernels DIR  compiled kernels to put in (target/kernels of `cargo xtask kernels`)
+  --no-kernels   no kernels: the wheel runs on CPUs only
+  --out DIR      where to write the wheel (target/wheels)
+
+The wheel is py3-none-manylinux: one file for every Python and PyTorch. Needs python3, nothing else.
+";
+
+pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<ExitCode> {
+    if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
+        print!("{HELP}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut kernels = Some(root.join("target/kernels"));
+    let mut out = root.join("target/wheels");
+    let known =
+        [("--kernels", Takes::Value), ("--no-kernels", Takes::Nothing), ("--out", Takes::Value)];
+    for (flag, value) in flags("wheel", arguments, &known)? {
+        match flag {
+            "--kernels" => kernels = Some(PathBuf::from(value)),
+            "--no-kernels" => kernels = None,
+            _ => out = PathBuf::from(value),
+        }
+    }
+    let library = build(shell)?;
+    let mut command = Command::new("python3");
+    command.current_dir(root).arg("deepwell-kernels/python/build_wheel.py");
+    command.arg("--library").arg(library).arg("--out").arg(out);
+    if let Some(kernels) = kernels {
+        command.arg("--kernels").arg(kernels);
+    }
+    hand_over(command)
+}
+
+/// Builds the library and returns its path. Cargo's progress goes to the terminal.
+fn build(shell: &Shell) -> Result<PathBuf> {
+    let cargo = cargo();
+    let messages = cmd!(
+        shell,
+        "{cargo} build --release --locked --package deepwell-capi
+         --message-format json-render-diagnostics"
+    )
+    .quiet()
+    .read()
+    .context("`deepwell-capi` does not build; cargo's message is above")?;
+    library(&messages).context("cargo built `deepwell-capi` and did not say where")
+}
+
+/// Returns the shared library that cargo's messages name.
+fn library(messages: &str) -> Option<PathBuf> {
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+        .filter_map(|message| message.get("filenames")?.as_array().cloned())
+        .flatten()
+        .filter_map(|name| name.as_str().map(PathBuf::from))
+        .find(|path| path.file_name().is_some_and(|name| name == "libdeepwell.so"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_among_messages() {
+        let check = |messages: &str, expected: Option<&str>| {
+            assert_eq!(library(messages), expected.map(PathBuf::from), "{messages}");
+        };
+        check("", None);
+        check(r#"{"filenames":["/t/libdeepwell_ir.rlib","/t/libdeepwell.rlib"]}"#, None);
+        check("text\n{\"reason\":\"build-finished\"}", None);
+        check(
+            r#"{"filenames":["/t/libdeepwell.rlib","/t/libdeepwell.so"]}"#,
+            Some("/t/libdeepwell.so"),
+        );
+    }
+}
