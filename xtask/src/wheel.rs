@@ -1,6 +1,7 @@
 //! `cargo xtask wheel`: builds `libdeepwell.so` and packs it with the Python package `deepwell`.
 
 use std::ffi::OsString;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -21,8 +22,14 @@ Flags:
   --no-kernels   no kernels: the wheel runs on CPUs only
   --out DIR      where to write the wheel (target/wheels)
 
-The wheel is py3-none-manylinux: one file for every Python and PyTorch. Needs python3, nothing else.
+The wheel is py3-none-manylinux_2_28: one file for every Python and PyTorch, on systems from RHEL 8
+on. Needs python3 with pip; the linker that knows old versions of glibc, Zig's, is installed from PyPI
+in target/zig.
 ";
+
+/// Zig, whose linker takes the version of glibc to link against.
+const ZIG: &str = "ziglang==0.17.1";
+const GLIBC_TARGET: &str = "x86_64-linux-gnu.2.28";
 
 pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<ExitCode> {
     if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
@@ -40,7 +47,7 @@ pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<
             _ => out = PathBuf::from(value),
         }
     }
-    let library = build(shell)?;
+    let library = build(shell, &linker(shell, root)?)?;
     let mut command = Command::new("python3");
     command.current_dir(root).arg("deepwell-kernels/python/build_wheel.py");
     command.arg("--library").arg(library).arg("--out").arg(out);
@@ -50,13 +57,38 @@ pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<
     hand_over(command)
 }
 
+/// Installs the linker if it is missing, and returns a program that rustc can call as `cc`.
+fn linker(shell: &Shell, root: &Path) -> Result<PathBuf> {
+    let folder = root.join("target/zig");
+    let linker = folder.join("cc");
+    let content = format!(
+        "#!/bin/sh\nPYTHONPATH='{}' exec python3 -m ziglang cc -target {GLIBC_TARGET} \"$@\"\n",
+        folder.display()
+    );
+    if fs::read_to_string(&linker).is_ok_and(|found| found == content) {
+        return Ok(linker);
+    }
+    eprintln!("installing {ZIG} in target/zig");
+    cmd!(
+        shell,
+        "python3 -m pip install --quiet --root-user-action ignore --upgrade --target {folder} {ZIG}"
+    )
+    .quiet()
+    .run()
+    .context("the linker cannot be installed; pip's message is above")?;
+    fs::write(&linker, content).with_context(|| format!("cannot write {}", linker.display()))?;
+    cmd!(shell, "chmod +x {linker}").quiet().run()?;
+    Ok(linker)
+}
+
 /// Builds the library and returns its path. Cargo's progress goes to the terminal.
-fn build(shell: &Shell) -> Result<PathBuf> {
+fn build(shell: &Shell, linker: &Path) -> Result<PathBuf> {
     let cargo = cargo();
+    // Flags after `--` reach this crate alone, so the dependencies are those of other builds.
     let messages = cmd!(
         shell,
-        "{cargo} build --release --locked --package deepwell-capi
-         --message-format json-render-diagnostics"
+        "{cargo} rustc --release --locked --package deepwell-capi --lib --crate-type cdylib
+         --message-format json-render-diagnostics -- -C linker={linker}"
     )
     .quiet()
     .read()

@@ -77,7 +77,8 @@ typedef struct DwRequest {
   // `sizeof(DwRequest)` of the caller. Later versions append fields; a field that the caller
   // does not have counts as zero.
   size_t struct_bytes;
-  // `cpu`, `cuda` or `cuda:N`; for `dw_supported` also an architecture: `sm90`, `sm100`,
+  // `cpu`, `cuda` or `cuda:N`; with the feature `emulated` also `emulated:sm90` on host memory,
+  // as of an architecture below; for `dw_supported` also an architecture: `sm90`, `sm100`,
   // `sm103`, `sm120`.
   const char *device;
   // The op with its attributes in JSON, `{"op": "rms_norm", "eps": 1e-6}` for example. Ops,

@@ -75,10 +75,14 @@ impl CudaDevice {
         )))
     }
 
-    #[cfg_attr(not(any(test, feature = "cuda")), allow(dead_code))]
+    #[cfg_attr(not(any(test, feature = "cuda", feature = "emulated")), allow(dead_code))]
     pub(crate) fn new(driver: Box<dyn Driver>, images: KernelImages, target: Target) -> CudaDevice {
         let (modules, constants, streams) = Default::default();
         CudaDevice { images, modules, constants, streams, target, driver }
+    }
+
+    pub(crate) fn driver(&mut self) -> &mut dyn Driver {
+        self.driver.as_mut()
     }
 
     pub(crate) fn target(&self) -> &Target {

@@ -10,6 +10,7 @@ use deepwell_kernels::cuda::{Architecture, CudaCatalog, cuda_target};
 use deepwell_kernels::{Backend, CpuBackend, CpuCatalog, SingleCall, cpu_target};
 
 use crate::cuda_device::CudaDevice;
+use crate::emulated_device;
 use crate::status::Failure;
 
 /// SMs of an architecture that is not here.
@@ -20,12 +21,16 @@ const SM_COUNT: usize = 132;
 pub(crate) enum Device {
     Host(HostDevice),
     Cuda(CudaDevice),
+    Emulated(CudaDevice),
 }
 
 impl Device {
     fn open(name: &str) -> Result<Device, Failure> {
         if name == "cpu" {
             return Ok(Device::Host(HostDevice { backend: CpuBackend::new(), target: host() }));
+        }
+        if let Some(architecture) = name.strip_prefix("emulated:") {
+            return Ok(Device::Emulated(emulated_device::open(architecture)?));
         }
         let ordinal = match name.strip_prefix("cuda") {
             Some("") => Some(0),
@@ -35,7 +40,8 @@ impl Device {
         match ordinal {
             Some(ordinal) => Ok(Device::Cuda(CudaDevice::open(ordinal)?)),
             None => Err(Failure::InvalidArgument(format!(
-                "expected `cpu`, `cuda` or `cuda:N` as device, got `{name}`"
+                "expected `cpu`, `cuda`, `cuda:N` or `emulated:ARCHITECTURE` as device, got \
+                 `{name}`"
             ))),
         }
     }
@@ -44,7 +50,9 @@ impl Device {
     pub(crate) fn select(&self, call: &SingleCall) -> Result<Selection, NoKernel> {
         match self {
             Device::Host(host) => CpuCatalog.select(&call.request(), &host.target),
-            Device::Cuda(cuda) => CudaCatalog.select(&call.request(), cuda.target()),
+            Device::Cuda(cuda) | Device::Emulated(cuda) => {
+                CudaCatalog.select(&call.request(), cuda.target())
+            }
         }
     }
 
@@ -52,7 +60,9 @@ impl Device {
     pub(crate) fn program(&self, call: &SingleCall, choice: KernelChoice) -> Program {
         match self {
             Device::Host(host) => call.program(choice, host.target.clone(), 1),
-            Device::Cuda(cuda) => call.program(choice, cuda.target().clone(), 1),
+            Device::Cuda(cuda) | Device::Emulated(cuda) => {
+                call.program(choice, cuda.target().clone(), 1)
+            }
         }
     }
 }

@@ -36,11 +36,13 @@
 //! | feature | what it adds |
 //! |---|---|
 //! | `cuda` | NVIDIA GPUs (on by default); libraries are looked up when a device is opened |
+//! | `emulated` | plans on an emulated GPU, `emulated:sm90`, for tests of their callers |
 #![allow(unsafe_code)]
 
 mod attention;
 mod cuda_device;
 mod device;
+mod emulated_device;
 mod gemm;
 mod grouped;
 mod plan;

@@ -10,6 +10,7 @@ use deepwell_kernels::cuda::Step;
 
 use crate::cuda_device::Workspace;
 use crate::device::{self, Device};
+use crate::emulated_device;
 use crate::request::{Checked, DwRequest};
 use crate::session::not_null;
 use crate::status::{DwStatus, Failure, guard};
@@ -50,7 +51,7 @@ impl DwPlan {
         let program = open.program(call, choice);
         let workspace = match &mut *open {
             Device::Host(_) => Workspace { kernel_bytes: 0, counters: 0 },
-            Device::Cuda(cuda) => cuda.warm_up(&program)?,
+            Device::Cuda(cuda) | Device::Emulated(cuda) => cuda.warm_up(&program)?,
         };
         drop(open);
         Ok(DwPlan { device, program, workspace, kernel, places: Mutex::default() })
@@ -69,6 +70,10 @@ impl DwPlan {
         match &mut *device::lock(&self.device) {
             // SAFETY: guaranteed by the caller.
             Device::Host(host) => unsafe { host.run(&self.program, operands) },
+            Device::Emulated(gpu) => {
+                // SAFETY: guaranteed by the caller.
+                unsafe { emulated_device::run(gpu, &self.program, operands, self.workspace) }
+            }
             Device::Cuda(cuda) => {
                 let mut addresses: Vec<usize> = Vec::with_capacity(operands.len() + 1);
                 addresses.extend(operands.iter().map(|operand| operand.expose_provenance()));

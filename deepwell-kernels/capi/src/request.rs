@@ -34,7 +34,8 @@ pub struct DwRequest {
     /// `sizeof(DwRequest)` of the caller. Later versions append fields; a field that the caller
     /// does not have counts as zero.
     pub struct_bytes: usize,
-    /// `cpu`, `cuda` or `cuda:N`; for `dw_supported` also an architecture: `sm90`, `sm100`,
+    /// `cpu`, `cuda` or `cuda:N`; with the feature `emulated` also `emulated:sm90` on host memory,
+    /// as of an architecture below; for `dw_supported` also an architecture: `sm90`, `sm100`,
     /// `sm103`, `sm120`.
     pub device: *const c_char,
     /// The op with its attributes in JSON, `{"op": "rms_norm", "eps": 1e-6}` for example. Ops,

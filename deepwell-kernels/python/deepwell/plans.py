@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import weakref
 
 import torch
@@ -35,9 +36,13 @@ DTYPES = {
 }
 
 
+#: Device of the library for CPU tensors: `cpu`, or `emulated:sm90` of a library with the emulator.
+HOST_VARIABLE = "DEEPWELL_HOST_DEVICE"
+
+
 def _device_name(device: torch.device) -> bytes:
     if device.type == "cpu":
-        return b"cpu"
+        return os.environ.get(HOST_VARIABLE, "cpu").encode()
     if device.type == "cuda":
         return f"cuda:{device.index or 0}".encode()
     raise DeepwellError(f"expected tensors of a `cpu` or `cuda` device, got `{device}`")
