@@ -11,9 +11,10 @@ import base64
 import hashlib
 import re
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
+
+import tomllib
 
 HERE = Path(__file__).resolve().parent
 #: Oldest glibc that a tag names, that of RHEL 8.

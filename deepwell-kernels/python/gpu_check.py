@@ -2,10 +2,11 @@
 
     python3 gpu_check.py [SECTION …] [--out FOLDER] [--steps N]
 
-Sections: correctness, overhead, attention, rows, training. Needs PyTorch 2.10 or newer and the wheel
-(or DEEPWELL_LIBRARY and PYTHONPATH); `training` needs transformers. Liger and torchao are measured if
-they are installed. Each training configuration runs in a process of its own, so that one that fails
-or runs out of memory leaves the others. Results are lines of JSON in FOLDER/gpu_check.jsonl.
+Sections: correctness, overhead, attention, rows, training. Needs PyTorch 2.10 or newer and the
+wheel (or DEEPWELL_LIBRARY and PYTHONPATH); `training` needs transformers. Liger and torchao are
+measured if they are installed. Each training configuration runs in a process of its own, so that
+one that fails or runs out of memory leaves the others. Results are lines of JSON in
+FOLDER/gpu_check.jsonl.
 """
 
 import argparse
@@ -107,9 +108,18 @@ def correctness(log: Log) -> None:
     x, y = (torch.randn(3, 333, 2048, device=DEVICE, dtype=BF16) for _ in range(2))
     w = torch.rand(2048, device=DEVICE, dtype=BF16)
     wide = (2048,)
-    compare(log, "rms_norm", functional.rms_norm, lambda x, w: F.rms_norm(x, wide, w, 1e-6), [x, w], rows)
+    compare(
+        log,
+        "rms_norm",
+        functional.rms_norm,
+        lambda x, w: F.rms_norm(x, wide, w, 1e-6),
+        [x, w],
+        rows,
+    )
     compare(log, "swiglu", functional.swiglu, lambda g, u: F.silu(g) * u, [x, y], rows)
-    compare(log, "gelu_tanh", functional.gelu_tanh, lambda x: F.gelu(x, approximate="tanh"), [x], rows)
+    compare(
+        log, "gelu_tanh", functional.gelu_tanh, lambda x: F.gelu(x, approximate="tanh"), [x], rows
+    )
     compare(
         log, "layer_norm", functional.layer_norm,
         lambda x, w, b: F.layer_norm(x, wide, w, b), [x, w, w], rows,
@@ -130,7 +140,9 @@ def correctness(log: Log) -> None:
         return (scores.softmax(-1)[..., :seq] @ v).transpose(1, 2)
 
     ranges = [[0, 100]] * 100 + [[100, 101]] + [[101, 333]] * 232
-    documents = torch.tensor(ranges, dtype=torch.int32, device=DEVICE).expand(2, 333, 2).contiguous()
+    documents = (
+        torch.tensor(ranges, dtype=torch.int32, device=DEVICE).expand(2, 333, 2).contiguous()
+    )
     for heads, kv_heads, width in [(8, 8, 64), (8, 2, 128), (4, 4, 96), (4, 1, 256)]:
         for settings in [
             {}, dict(causal=False), dict(window=50), dict(documents=documents),
@@ -224,7 +236,9 @@ def overhead(log: Log) -> None:
         "function rms_norm": lambda: functional.rms_norm(x, w),
         "torch rms_norm": lambda: F.rms_norm(x, (64,), w),
         "function attention": lambda: functional.attention(q, q, q),
-        "torch attention": lambda: F.scaled_dot_product_attention(heads, heads, heads, is_causal=True),
+        "torch attention": lambda: F.scaled_dot_product_attention(
+            heads, heads, heads, is_causal=True
+        ),
     }
     for name, call in calls.items():
         for _ in range(100):
@@ -242,8 +256,9 @@ def overhead(log: Log) -> None:
 
 def attention(log: Log) -> None:
     """Forward, and forward with backward, next to the best backend of PyTorch."""
-    import deepwell
     from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    import deepwell
 
     attend = deepwell.BlackwellFlashAttention()
     for shape in ATTENTION:
@@ -280,7 +295,9 @@ def rows(log: Log) -> None:
     """Norm and SwiGLU of 16384 tokens, forward with backward."""
     from deepwell import functional
 
-    x, up = (torch.randn(16384, 4096, device=DEVICE, dtype=BF16, requires_grad=True) for _ in range(2))
+    x, up = (
+        torch.randn(16384, 4096, device=DEVICE, dtype=BF16, requires_grad=True) for _ in range(2)
+    )
     w = torch.rand(4096, device=DEVICE, dtype=BF16, requires_grad=True)
     direction = torch.randn_like(x)
 

@@ -26,7 +26,6 @@ CONFIGURATIONS = [
 ]  # fmt: skip
 
 
-
 def train(model_name: str, configuration: str, steps: int) -> dict:
     """Trains on sequences of random tokens that repeat, so that there is something to learn."""
     import transformers
@@ -59,7 +58,7 @@ def train(model_name: str, configuration: str, steps: int) -> dict:
     generator = torch.Generator(device=DEVICE).manual_seed(1)
     base = torch.randint(0, 32000, (64, seq), device=DEVICE, generator=generator)
     losses, times = [], []
-    for step in range(steps):
+    for _ in range(steps):
         index = torch.randint(0, 64, (batch,), device=DEVICE, generator=generator)
         ids = base[index]
         torch.cuda.synchronize()

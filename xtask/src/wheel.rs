@@ -22,9 +22,9 @@ Flags:
   --no-kernels   no kernels: the wheel runs on CPUs only
   --out DIR      where to write the wheel (target/wheels)
 
-The wheel is py3-none-manylinux_2_28: one file for every Python and PyTorch, on systems from RHEL 8
-on. Needs python3 with pip; the linker that knows old versions of glibc, Zig's, is installed from PyPI
-in target/zig.
+The wheel is py3-none-manylinux_2_28: one file for every Python and PyTorch, on systems from
+RHEL 8 on. Needs python3 with pip; Zig's linker, which knows old versions of glibc, is installed
+from PyPI in target/zig.
 ";
 
 /// Zig, whose linker takes the version of glibc to link against.

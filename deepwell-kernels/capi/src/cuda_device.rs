@@ -1,8 +1,9 @@
 //! A GPU whose memory and streams belong to the caller.
 //!
-//! A call is prepared twice: by [`CudaDevice::warm_up`] at addresses that nothing reads, which loads
-//! modules and constants, and by [`CudaDevice::run`] at the caller's addresses, which only fills in
-//! arguments. A run neither allocates device memory nor synchronizes, so a caller may capture it.
+//! A call is prepared twice. [`CudaDevice::warm_up`] prepares it at addresses that nothing reads,
+//! which loads modules and constants. [`CudaDevice::steps`] prepares it at the caller's addresses,
+//! which only fills in arguments. A run neither allocates device memory nor synchronizes, so a
+//! caller may capture it.
 
 use std::collections::HashMap;
 use std::sync::Arc;

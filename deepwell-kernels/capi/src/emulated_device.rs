@@ -1,5 +1,5 @@
-//! An emulated GPU for memory of the host: `emulated:sm90`. Each call runs on copies of its operands,
-//! by the same steps as on a GPU.
+//! An emulated GPU for memory of the host: `emulated:sm90`. Each call runs on copies of its
+//! operands, by the same steps as on a GPU.
 
 use std::ffi::c_void;
 

@@ -1,16 +1,16 @@
 //! C interface of Deepwell's kernels: `include/deepwell.h` and `libdeepwell.so`.
 //!
-//! There are two ways to call kernels. A plan ([`dw_plan_create`], [`dw_plan_run`]) serves every op,
-//! enqueues in a stream of the caller and neither allocates nor waits. The other functions are short
-//! to call: each runs one op on memory of the caller, on an NVIDIA GPU, or on the host if
-//! [`dw_set_device`] has chosen the CPU. It returns once the result is complete. Matrices are
-//! row-major and contiguous, and every pointer is a multiple of 64 bytes. A function returns
-//! [`DwStatus::Ok`], or another status and an explanation in [`dw_last_error`]: expected value,
-//! actual value and fix.
+//! There are two ways to call kernels. A plan ([`dw_plan_create`], [`dw_plan_run`]) serves every
+//! op, enqueues in a stream of the caller and neither allocates nor waits. The other functions take
+//! fewer steps: each runs one op on memory of the caller, on an NVIDIA GPU, or on the host if
+//! [`dw_set_device`] has chosen the CPU, and returns once the result is complete.
 //!
-//! On a GPU such a call synchronizes the device before it starts and after it ends, so that results of
-//! other streams are visible without further synchronization. This costs a few microseconds per
-//! call.
+//! Matrices are row-major and contiguous, and every pointer is a multiple of 64 bytes. A function
+//! returns [`DwStatus::Ok`], or another status and an explanation in [`dw_last_error`]: expected
+//! value, actual value and fix.
+//!
+//! On a GPU a function of one op synchronizes the device before it starts and after it ends, so
+//! that results of other streams are visible to it. This costs a few microseconds per call.
 //!
 //! ```
 //! use deepwell::{DwStatus, dw_bf16_gemm, dw_set_device};

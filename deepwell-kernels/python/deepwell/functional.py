@@ -126,9 +126,9 @@ def attention(
 ) -> torch.Tensor:
     """Attention of ``[batch, seq, heads, head_dim]``; k and v may have fewer heads.
 
-    ``window`` is the number of tokens that a token sees, itself included; 0 is all. ``sinks`` is one
-    score per head in the softmax. ``documents`` ``[batch, seq, 2]`` (INT32) is the begin and the end
-    of the keys of each token's document.
+    ``window`` is the number of tokens that a token sees, itself included; 0 is all. ``sinks`` is
+    one score per head in the softmax. ``documents`` ``[batch, seq, 2]`` (INT32) is the begin and
+    the end of the keys of each token's document.
     """
     q, k, v = _autocast(q, k, v)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)

@@ -25,8 +25,7 @@ _RANGES = {
     "packed_sequence_mask_function",
     "remap_positions_for_packed_sequence",
 }
-#: Model types whose masks consist of these parts, known while a graph is traced: a closure cannot be
-#: read there.
+#: Model types whose masks consist of these parts. While a graph is traced, closures cannot be read.
 _TRACED = {
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gpt2", "gemma2", "gemma3_text",
     "phi3", "gpt_oss",
@@ -185,14 +184,12 @@ def forward(
     s_aux=None,
     **kwargs,
 ):
-    """Attention of a layer, as ``AttentionInterface`` calls it: ``[batch, heads, seq, head_dim]``."""
+    """Attention of ``[batch, heads, seq, head_dim]``, as ``AttentionInterface`` calls it."""
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window = int(sliding_window or 0)
     if window >= key.shape[2]:
         window = 0
-    reason = _rejects(
-        module, query, key, value, attention_mask, dropout, window, causal, kwargs
-    )
+    reason = _rejects(module, query, key, value, attention_mask, dropout, window, causal, kwargs)
     if reason:
         fall_back(module, reason)
         return _original(
@@ -213,7 +210,18 @@ def forward(
 
 
 def _original(
-    module, q, k, v, attention_mask, scaling, dropout, is_causal, sliding_window, s_aux, window, **kw
+    module,
+    q,
+    k,
+    v,
+    attention_mask,
+    scaling,
+    dropout,
+    is_causal,
+    sliding_window,
+    s_aux,
+    window,
+    **kw,
 ):
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 

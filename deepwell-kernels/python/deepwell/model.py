@@ -14,8 +14,6 @@ from deepwell.library import DeepwellError, UnsupportedError, is_available
 
 _LOG = logging.getLogger("deepwell")
 _PRECISIONS = ("bf16", "mxfp8", "nvfp4", "auto")
-#: A linear layer with fewer rows or columns of weights is quantized in more time than it saves.
-SMALLEST_LINEAR = 1024
 
 
 @dataclasses.dataclass
@@ -82,9 +80,7 @@ def optimize(
     if precision not in _PRECISIONS:
         raise ValueError(f"precision: expected one of {_PRECISIONS}, got {precision!r}")
     if precision == "nvfp4":
-        raise UnsupportedError(
-            "precision: no GPU kernels for NVFP4 yet\nhint: precision='mxfp8'"
-        )
+        raise UnsupportedError("precision: no GPU kernels for NVFP4 yet\nhint: precision='mxfp8'")
     report = _REPORTS.setdefault(model, Report())
     available, reason = (True, "") if on_cpu else is_available()
     if not available:
@@ -101,7 +97,9 @@ def optimize(
     if attention_kernels:
         _swap_attention(model, report)
     if not report.swapped:
-        raise DeepwellError(f"expected modules to swap, found none in {type(model).__name__}\n{report}")
+        raise DeepwellError(
+            f"expected modules to swap, found none in {type(model).__name__}\n{report}"
+        )
     if verbose:
         print(report)
     return model

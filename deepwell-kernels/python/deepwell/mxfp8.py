@@ -7,6 +7,8 @@ backward pass quantizes them again, so the layer takes no more memory than PyTor
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import nn
 
@@ -31,8 +33,13 @@ def _format(granularity: int, square: bool) -> dict:
     }
 
 
+@functools.cache
+def _quantize_op(axis: str, granularity: int, square: bool) -> bytes:
+    return plans.encode("quantize", format=_format(granularity, square), axis=axis)
+
+
 def _planes(x: torch.Tensor, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data, and scales in tiles of 128 rows by 4 scales, of a matrix quantized along its columns."""
+    """Data, and scales in tiles of 128 rows by 4, of a matrix quantized along its columns."""
     blocks = -(-columns // BLOCK)
     tiles = (-(-rows // 128), -(-blocks // 4), 512)
     data = x.new_empty((rows, columns), dtype=torch.float8_e4m3fn)
@@ -43,8 +50,7 @@ def _run_quantize(x, axis: str, granularity: int, square: bool, outputs) -> None
     if not x.numel():
         return
     counters = torch.empty(6, dtype=torch.uint64, device=x.device)
-    op = plans.op_text("quantize", format=_format(granularity, square), axis=axis)
-    plans.run(op, [x], [*outputs, counters])
+    plans.run(_quantize_op(axis, granularity, square), [x], [*outputs, counters])
 
 
 @operator(
@@ -98,8 +104,9 @@ def gemm_fake(a, a_scales, b, b_scales, kind, granularity, square):
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
 
 
+@functools.cache
 def gemm_op(kind: str, granularity: int, square: bool) -> bytes:
-    return plans.op_text(
+    return plans.encode(
         "scaled_gemm",
         kind=kind,
         output="bf16",

@@ -6,6 +6,8 @@ operator returns new tensors, contiguous, on the device of its inputs.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from deepwell import plans
@@ -69,7 +71,9 @@ def rms_norm_backward_fake(dy, x, weight, rstd):
     return _like(x), _f32(x, x.shape[1])
 
 
-@operator("add_rms_norm(Tensor x, Tensor delta, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)")
+@operator(
+    "add_rms_norm(Tensor x, Tensor delta, Tensor weight, float eps) -> (Tensor, Tensor, Tensor)"
+)
 def add_rms_norm(x, delta, weight, eps):
     total, y, rstd = add_rms_norm_fake(x, delta, weight, eps)
     if x.numel():
@@ -166,6 +170,7 @@ def layer_norm_backward_fake(dy, x, weight, mean, rstd):
     return _like(x), _f32(x, x.shape[1]), _f32(x, x.shape[1])
 
 
+@functools.cache
 def attention_op(name, heads, kv_heads, head_dim, scale, causal, window, sinks, documents) -> bytes:
     """An attention as the library reads it. ``window`` is 0 for none."""
     attributes = {
@@ -181,7 +186,7 @@ def attention_op(name, heads, kv_heads, head_dim, scale, causal, window, sinks, 
         attributes["sinks"] = True
     if documents:
         attributes["documents"] = True
-    return plans.op_text(name, heads=attributes)
+    return plans.encode(name, heads=attributes)
 
 
 def _attention_operands(q, k, v, sinks, documents):

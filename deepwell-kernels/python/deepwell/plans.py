@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import weakref
@@ -89,6 +90,10 @@ class Plan:
         addresses = self.addresses(*[tensor.data_ptr() for tensor in tensors])
         stream = None
         if device.type == "cuda":
+            if device.index != torch.cuda.current_device():
+                # The library makes the context of its device current; this gives it back.
+                with torch.cuda.device(device):
+                    return self.run(tensors, device)
             stream = torch.cuda.current_stream(device).cuda_stream
         workspace, size = None, self.workspace_bytes
         if size:
@@ -106,9 +111,13 @@ WATCHERS: list = []
 _PLANS: dict[tuple, Plan | str] = {}
 
 
-def op_text(name: str, **attributes) -> bytes:
+def encode(name: str, **attributes) -> bytes:
     """An op with its attributes, as the library reads it."""
     return json.dumps({"op": name, **attributes}, separators=(",", ":")).encode()
+
+
+#: :func:`encode` of attributes without structure, which is remembered: it runs at every call.
+op_text = functools.lru_cache(maxsize=None)(encode)
 
 
 def plan(

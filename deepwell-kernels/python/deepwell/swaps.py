@@ -152,7 +152,7 @@ class SwiGluMlp(Swapped):
             raise NotImplementedError
         if not all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj")):
             raise NotImplementedError
-        if not isinstance(getattr(module, "gate_proj"), nn.Module):
+        if not isinstance(module.gate_proj, nn.Module):
             raise NotImplementedError
         act = getattr(module, "act_fn", None)
         if type(act).__name__ not in ("SiLU", "SiLUActivation") and act is not nn.functional.silu:

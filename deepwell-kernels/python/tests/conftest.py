@@ -15,7 +15,10 @@ BUILDS = ("release/libdeepwell.so", "debug/libdeepwell.so", "debug/deps/libdeepw
 def _find_library() -> None:
     import deepwell
 
-    if LIBRARY_VARIABLE in os.environ or Path(deepwell.__file__).with_name("libdeepwell.so").exists():
+    if (
+        LIBRARY_VARIABLE in os.environ
+        or Path(deepwell.__file__).with_name("libdeepwell.so").exists()
+    ):
         return
     for build in BUILDS:
         if (path := WORKSPACE / "target" / build).exists():

@@ -9,8 +9,8 @@ import deepwell
 from deepwell import mxfp8, ops, plans, swaps
 
 OPS = torch.ops.deepwell
-#: E4M3 keeps three bits after the first, so rounding moves an element by at most 2^-4 of itself, and
-#: by 2^-5.3 in the root mean square (measured: 0.0264 of a normal distribution, each operand).
+#: E4M3 keeps three bits after the first, so rounding moves an element by at most 2^-4 of itself.
+#: In the root mean square of a normal distribution it moves each operand by 0.0264 (measured).
 #: Errors of two operands add as squares.
 RELATIVE_ERROR = 0.0264 * 2**0.5
 
@@ -41,7 +41,7 @@ def test_opcheck(name, arguments, shape):
 @pytest.mark.parametrize("granularity", [32, 128])
 @pytest.mark.parametrize("kind", ["fprop", "dgrad", "wgrad"])
 def test_gemm_of_what_was_quantized(granularity, kind):
-    # Exact up to the order of sums and the rounding of the result, which a scale error would exceed.
+    # Exact up to the order of sums and the rounding of the result; a wrong scale exceeds both.
     m, n, k = 256, 384, 128
     a, b = torch.randn(m, k).bfloat16(), torch.randn(n, k).bfloat16()
     square = kind != "wgrad"

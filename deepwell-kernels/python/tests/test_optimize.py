@@ -78,7 +78,9 @@ def test_padding(family, name):
     counts = mask.bool() & mask.roll(1, 1).bool()
     labels = ids.masked_fill(~counts, -100)
     inputs = dict(attention_mask=mask, labels=labels)
-    expected, gradients = loss_and_gradients(model(family, attn_implementation="eager"), ids, **inputs)
+    expected, gradients = loss_and_gradients(
+        model(family, attn_implementation="eager"), ids, **inputs
+    )
     swaps.FALLBACKS.clear()
     got, own = loss_and_gradients(optimized(family), ids, **inputs)
     assert abs(got - expected) < 1e-5
