@@ -6,6 +6,7 @@ token sees a range of keys (padding, packed sequences, chunks), and a mask of SD
 
 from __future__ import annotations
 
+import inspect
 import sys
 
 import torch
@@ -30,6 +31,16 @@ _TRACED = {
     "llama", "qwen2", "qwen3", "mistral", "mixtral", "qwen3_moe", "gpt2", "gemma2", "gemma3_text",
     "phi3", "gpt_oss",
 }  # fmt: skip
+
+
+def missing_interface() -> str | None:
+    """Why the installed transformers cannot use this module; ``None`` if it can."""
+    from transformers import __version__
+    from transformers.masking_utils import sdpa_mask
+
+    if "q_length" not in inspect.signature(sdpa_mask).parameters:
+        return f"transformers {__version__} has masks by cache_position, of an older interface"
+    return None
 
 
 def register() -> None:

@@ -137,6 +137,8 @@ def _submodels(model: nn.Module):
 def _leaves_attention(model) -> str | None:
     """Why a model keeps its attention; ``None`` if the kernels serve it."""
     config = model.config
+    if reason := hf_attention.missing_interface():
+        return reason
     if config._attn_implementation not in ("sdpa", "eager", hf_attention.NAME):
         return f"the model asks for {config._attn_implementation}"
     if not getattr(model, "_supports_attention_backend", False):

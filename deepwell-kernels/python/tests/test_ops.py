@@ -72,6 +72,18 @@ def test_opcheck(name, make, tokens):
     torch.library.opcheck(call, arguments(make, tokens)[name], test_utils=utilities)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("make", LAYOUTS)
+def test_a_layout_changes_no_value(name, make):
+    # Catches an output with the strides of an input: kernels write row-major.
+    given = arguments(make, 7)[name]
+    plain = [a.contiguous().clone() if isinstance(a, torch.Tensor) else a for a in given]
+    as_tuple = lambda out: out if isinstance(out, tuple) else (out,)  # noqa: E731
+    call = getattr(OPS, name)
+    for got, expected in zip(as_tuple(call(*given)), as_tuple(call(*plain))):
+        assert torch.equal(got.nan_to_num(), expected.nan_to_num())
+
+
 def test_every_operator_is_checked():
     from deepwell.ops import OPERATORS
 
