@@ -167,7 +167,7 @@ fn what_is_wrong_with_a_request_is_said() {
         request
     };
     check(base(), Ok, "");
-    check(rms_norm("sm90"), Ok, "");
+    check(rms_norm("sm90"), Unsupported, "cuda_rms_norm: takes bf16 operands, not f32");
     check(
         Owned { struct_bytes: 8, ..base() },
         InvalidArgument,

@@ -12,7 +12,7 @@ import sys
 import torch
 
 from deepwell import functional
-from deepwell.swaps import fall_back, rejects
+from deepwell.swaps import fall_back, rejects, rejects_type
 
 #: Name in transformers' registries.
 NAME = "deepwell"
@@ -162,7 +162,11 @@ def dense_mask(ranges: torch.Tensor, window: int) -> torch.Tensor:
 
 
 def _rejects(module, q, k, v, attention_mask, dropout, window, causal, kwargs) -> str | None:
-    if reason := rejects(module, q):
+    device = q.device.type
+    if torch.is_autocast_enabled(device):
+        if reason := rejects_type(torch.get_autocast_dtype(device), q.device):
+            return reason
+    elif reason := rejects(module, q):
         return reason
     if dropout and module.training:
         return f"kernels have no dropout, got {dropout}"

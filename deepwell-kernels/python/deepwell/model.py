@@ -160,10 +160,13 @@ def unsupported_heads(heads: int, kv_heads: int, head_dim: int, like: torch.Tens
     """Why no kernel serves an attention with these heads on the device of a tensor."""
     if like.is_meta:
         return None
-    device = "cpu" if like.device.type == "cpu" else f"cuda:{like.device.index or 0}"
+    device = plans.device_name(like.device)
     dtype, rows = like.dtype, 256
     if dtype not in swaps.TOLERANCE:
         return f"kernels take BF16 or FP32, not {dtype}"
+    if plans.is_gpu(like.device):
+        # A model in FP32 has BF16 attention under autocast; without it, calls fall back.
+        dtype = torch.bfloat16
     q = (dtype, (rows, heads * head_dim))
     k = (dtype, (rows, kv_heads * head_dim))
     lse = (torch.float32, (1, heads, rows))

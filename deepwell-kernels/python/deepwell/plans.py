@@ -41,15 +41,21 @@ DTYPES = {
 HOST_VARIABLE = "DEEPWELL_HOST_DEVICE"
 
 
-def _device_name(device: torch.device) -> bytes:
+def device_name(device: torch.device) -> str:
+    """Name of a device in the library."""
     if device.type == "cpu":
-        return os.environ.get(HOST_VARIABLE, "cpu").encode()
+        return os.environ.get(HOST_VARIABLE, "cpu")
     if device.type == "cuda":
-        return f"cuda:{device.index or 0}".encode()
+        return f"cuda:{device.index or 0}"
     raise DeepwellError(f"expected tensors of a `cpu` or `cuda` device, got `{device}`")
 
 
-def _request(device: bytes, op: bytes, types, input_count, batch, seq, accumulate) -> Request:
+def is_gpu(device: torch.device) -> bool:
+    """Whether operators on a device run kernels of a GPU, emulated or not."""
+    return device.type == "cuda" or os.environ.get(HOST_VARIABLE, "cpu") != "cpu"
+
+
+def _request(device: str, op: bytes, types, input_count, batch, seq, accumulate) -> Request:
     operands = (Operand * len(types))()
     for operand, (dtype, shape) in zip(operands, types):
         if dtype not in DTYPES:
@@ -60,7 +66,7 @@ def _request(device: bytes, op: bytes, types, input_count, batch, seq, accumulat
         operand.sizes[: len(shape)] = shape
     return Request(
         struct_bytes=ctypes.sizeof(Request),
-        device=device,
+        device=device.encode(),
         op=op,
         operands=operands,
         input_count=input_count,
@@ -133,7 +139,7 @@ def plan(
     key = (op, tuple(types), input_count, device, batch, seq, accumulate)
     known = _PLANS.get(key)
     if known is None:
-        request = _request(_device_name(device), op, types, input_count, batch, seq, accumulate)
+        request = _request(device_name(device), op, types, input_count, batch, seq, accumulate)
         try:
             known = Plan(request, len(types))
         except UnsupportedError as error:
@@ -147,7 +153,7 @@ def plan(
 def unsupported(device: str, op: bytes, types, input_count, batch=1, seq=1) -> str | None:
     """Why no kernel serves a request; ``None`` if one does. ``device`` may be an architecture,
     ``sm90`` for example, that is not here."""
-    request = _request(device.encode(), op, types, input_count, batch, seq, False)
+    request = _request(device, op, types, input_count, batch, seq, False)
     status = library().dw_supported(ctypes.byref(request))
     if not status:
         return None

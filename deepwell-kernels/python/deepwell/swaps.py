@@ -13,7 +13,8 @@ import logging
 import torch
 from torch import nn
 
-from deepwell import functional
+from deepwell import functional, plans
+from deepwell.library import UnsupportedError
 
 _LOG = logging.getLogger("deepwell")
 
@@ -26,10 +27,17 @@ FALLBACKS: collections.Counter[tuple[str, str]] = collections.Counter()
 TOLERANCE = {torch.bfloat16: 2.0**-6, torch.float32: 1e-4}
 
 
+def rejects_type(dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why no kernel takes an element type: kernels of GPUs take BF16, those of CPUs also FP32."""
+    if plans.is_gpu(device):
+        return None if dtype == torch.bfloat16 else f"kernels of GPUs take BF16, not {dtype}"
+    return None if dtype in TOLERANCE else f"kernels take BF16 or FP32, not {dtype}"
+
+
 def rejects(module: nn.Module, x: torch.Tensor) -> str | None:
     """Why no kernel takes ``x`` at run time; ``None`` if one does."""
-    if x.dtype not in TOLERANCE:
-        return f"kernels take BF16 or FP32, not {x.dtype}"
+    if reason := rejects_type(x.dtype, x.device):
+        return reason
     if x.device.type not in ("cuda", "cpu"):
         return f"kernels run on CUDA devices, not on `{x.device.type}`"
     if type(x) is not torch.Tensor and not torch.compiler.is_compiling():
@@ -107,7 +115,7 @@ class RmsNorm(Swapped):
             return f"expected one weight of one dimension, got {sorted(parameters)}"
         if not hasattr(module, "variance_epsilon") and not hasattr(module, "eps"):
             return "expected an attribute `variance_epsilon` or `eps`"
-        return None
+        return rejects_type(module.weight.dtype, module.weight.device)
 
     @classmethod
     def compare(cls, module, forward):
@@ -122,6 +130,13 @@ def _eps(module: nn.Module, x: torch.Tensor) -> float:
 
 class OffsetRmsNorm(RmsNorm):
     """RMSNorm of Gemma, ``x · rstd · (1 + weight)`` in FP32."""
+
+    @classmethod
+    def matches(cls, module):
+        reason = super().matches(module)
+        if reason is None and plans.is_gpu(module.weight.device):
+            return "kernels of GPUs take BF16 weights, and BF16 of 1 + weight loses bits of weight"
+        return reason
 
     def forward(self, x, *args, **kwargs):
         reason = rejects(self, x)
@@ -240,16 +255,24 @@ def _try(module: nn.Module, name: str) -> str | None:
     """Swaps, and undoes it if the result differs from the original on random input."""
     tensors = [*module.parameters(), *module.buffers()]
     dtype = tensors[0].dtype if tensors else torch.float32
+    device = tensors[0].device if tensors else torch.device("cpu")
     if dtype not in TOLERANCE:
         return f"kernels take BF16 or FP32, not {dtype}"
-    made = swapped_class(type(module), name)
-    if any(tensor.is_meta for tensor in tensors):
+    original, made = type(module), swapped_class(type(module), name)
+    if device.type == "meta":
         module.__class__ = made
         return None
-    with torch.no_grad():
-        expected = SWAPS[name].compare(module, type(module).forward)
-        module.__class__ = made
-        got = SWAPS[name].compare(module, made.forward)
+    # Kernels of GPUs see a model in FP32 under autocast, or not at all.
+    as_bf16 = dtype == torch.float32 and plans.is_gpu(device)
+    dtype = torch.bfloat16 if as_bf16 else dtype
+    try:
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=as_bf16):
+            expected = SWAPS[name].compare(module, original.forward)
+            module.__class__ = made
+            got = SWAPS[name].compare(module, made.forward)
+    except UnsupportedError as error:
+        module.__class__ = original
+        return str(error)
     error = difference(got, expected)
     if not error <= TOLERANCE[dtype]:
         restore(module)

@@ -8,9 +8,12 @@ import os
 import pytest
 import torch
 from conftest import WORKSPACE
+from families import batch, model
+from test_ops import DOCUMENTS, reference_attention
 from torch.nn import functional as F
 
-from deepwell import functional, mxfp8, plans
+import deepwell
+from deepwell import functional, mxfp8, plans, swaps
 from deepwell.library import KERNELS_VARIABLE, DeepwellError
 
 BF16 = torch.bfloat16
@@ -74,3 +77,61 @@ def test_next_to_pytorch(name):
     for a, b in [(got, expected), *((i.grad, e.grad) for i, e in zip(inputs, exact))]:
         assert (a.float() - b).norm() <= tolerance * b.norm()
     assert all(plan.kernel.startswith("cuda_") for plan in plans._PLANS.values())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(window=6),
+        dict(causal=False),
+        dict(documents=DOCUMENTS.expand(2, 19, 2)),
+        dict(documents=DOCUMENTS.expand(2, 19, 2), window=3),
+    ],
+)
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_attention_settings(settings, has_sinks):
+    inputs = [torch.randn(2, 19, heads, 64) for heads in (4, 2, 2)]
+    inputs += [torch.randn(4)] if has_sinks else []
+
+    def run(attend, dtype):
+        leaves = [t.to(dtype).requires_grad_() for t in inputs[:3]]
+        sinks = [t.clone().requires_grad_() for t in inputs[3:]]
+        out = attend(*leaves, sinks=sinks[0] if sinks else None, **settings)
+        torch.manual_seed(7)
+        out.backward(torch.randn(out.shape).to(BF16).to(dtype))
+        return [out, *(leaf.grad for leaf in leaves + sinks)]
+
+    for got, exact in zip(run(functional.attention, BF16), run(reference_attention, torch.float32)):
+        # Inputs and probabilities are rounded to BF16, too.
+        assert (got.float() - exact).norm() <= 1e-2 * exact.norm()
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_optimized_model(dtype):
+    """A model in BF16, and one in FP32 under autocast, whose norms kernels of GPUs do not take."""
+    ids = batch(1, 16)
+    results = []
+    for is_optimized in (False, True):
+        net = model("llama", dtype, attn_implementation="eager")
+        if is_optimized:
+            deepwell.optimize(net, on_cpu=True)
+            swaps.FALLBACKS.clear()
+        with torch.autocast("cpu", BF16, enabled=dtype == torch.float32):
+            loss = net(ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        results.append((loss.detach(), [p.grad.float() for p in net.parameters()]))
+    swapped = deepwell.report(net).swapped.values()
+    kinds = [kind for kind in ("RmsNorm", "SwiGluMlp", "by kernels") for s in swapped if kind in s]
+    norms = 5 if dtype == BF16 else 0
+    assert kinds == ["RmsNorm"] * norms + ["SwiGluMlp"] * 2 + ["by kernels"]
+    assert not swaps.FALLBACKS
+    (loss, gradients), (own_loss, own) = results
+    assert abs(loss - own_loss) < 2e-2
+    for a, b in zip(own, gradients):
+        assert (a - b).norm() <= 5e-2 * b.norm()
+
+
+def test_gemma_keeps_its_norms():
+    net = model("gemma3", BF16)
+    report = deepwell.report(deepwell.optimize(net, on_cpu=True))
+    assert sum("1 + weight loses bits" in reason for reason in report.left.values()) == 13
