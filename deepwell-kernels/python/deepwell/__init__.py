@@ -26,6 +26,7 @@ _MODULES = {
     "UnsupportedError": "library",
     "is_available": "library",
     "attention": "functional",
+    "linear_cross_entropy": "cross_entropy",
     "rms_norm": "functional",
     "swiglu": "functional",
     "gelu_tanh": "functional",

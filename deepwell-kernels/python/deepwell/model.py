@@ -93,7 +93,7 @@ def optimize(
     if precision == "auto":
         blackwell = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 10
         precision = "mxfp8" if blackwell else "bf16"
-    _swap_modules(model, precision, report, on_cpu)
+    _swap_modules(model, precision, report)
     if attention_kernels:
         _swap_attention(model, report)
     if not report.swapped:
@@ -105,7 +105,7 @@ def optimize(
     return model
 
 
-def _swap_modules(model: nn.Module, precision: str, report: Report, on_cpu: bool) -> None:
+def _swap_modules(model: nn.Module, precision: str, report: Report) -> None:
     for name, module in model.named_modules():
         if swaps.is_swapped(module):
             continue
@@ -118,7 +118,7 @@ def _swap_modules(model: nn.Module, precision: str, report: Report, on_cpu: bool
     if precision == "mxfp8":
         from deepwell import mxfp8
 
-        mxfp8.swap_linears(model, report, on_cpu)
+        mxfp8.swap_linears(model, report)
 
 
 def _submodels(model: nn.Module):

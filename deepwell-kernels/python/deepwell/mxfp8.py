@@ -118,31 +118,34 @@ def gemm_op(kind: str, granularity: int, square: bool) -> bytes:
 
 class _Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, granularity):
+    def forward(ctx, x, weight, granularity, is_transposed):
         ctx.save_for_backward(x, weight)
-        ctx.granularity = granularity
+        ctx.granularity, ctx.is_transposed = granularity, is_transposed
         rows = x.reshape(-1, x.shape[-1])
         a = _OPS.mxfp8_quantize(rows, False, granularity, False)
-        b = _OPS.mxfp8_quantize(weight, False, granularity, True)
+        b = _OPS.mxfp8_quantize(weight, is_transposed, granularity, True)
         out = _OPS.mxfp8_gemm(*a, *b, "fprop", granularity, True)
-        return out.view(*x.shape[:-1], weight.shape[0])
+        return out.view(*x.shape[:-1], weight.shape[1 if is_transposed else 0])
 
     @staticmethod
     def backward(ctx, dout):
         x, weight = ctx.saved_tensors
-        granularity = ctx.granularity
+        granularity, is_transposed = ctx.granularity, ctx.is_transposed
         rows = dout.reshape(-1, dout.shape[-1])
         dx = dw = None
-        a, a_scales, a_t, a_t_scales = _OPS.mxfp8_quantize_both(rows, granularity, False)
+        rowwise, columnwise = _halves(_OPS.mxfp8_quantize_both(rows, granularity, False))
         if ctx.needs_input_grad[0]:
-            b = _OPS.mxfp8_quantize(weight, True, granularity, True)
-            dx = _OPS.mxfp8_gemm(a, a_scales, *b, "dgrad", granularity, True).view(x.shape)
+            b = _OPS.mxfp8_quantize(weight, not is_transposed, granularity, True)
+            dx = _OPS.mxfp8_gemm(*rowwise, *b, "dgrad", granularity, True).view(x.shape)
         if ctx.needs_input_grad[1]:
-            columns = x.reshape(-1, x.shape[-1])
-            b = _OPS.mxfp8_quantize(columns, True, granularity, False)
-            dw = _OPS.mxfp8_gemm(a_t, a_t_scales, *b, "wgrad", granularity, False)
-            dw = dw.to(weight.dtype)
-        return dx, dw, None
+            of_x = _OPS.mxfp8_quantize(x.reshape(-1, x.shape[-1]), True, granularity, False)
+            a, b = (of_x, columnwise) if is_transposed else (columnwise, of_x)
+            dw = _OPS.mxfp8_gemm(*a, *b, "wgrad", granularity, False).to(weight.dtype)
+        return dx, dw, None, None
+
+
+def _halves(planes):
+    return planes[:2], planes[2:]
 
 
 def granularity_of(device: torch.device) -> int:
@@ -152,9 +155,15 @@ def granularity_of(device: torch.device) -> int:
     return 32
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """``x · weightᵀ + bias`` in MXFP8, of BF16 tensors."""
-    out = _Linear.apply(x, weight, granularity_of(x.device))
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    is_transposed: bool = False,
+) -> torch.Tensor:
+    """``x · weightᵀ + bias`` in MXFP8, of BF16 tensors; ``x · weight`` if the weight is stored
+    transposed, ``[in, out]``."""
+    out = _Linear.apply(x, weight, granularity_of(x.device), is_transposed)
     return out if bias is None else out + bias
 
 
@@ -169,26 +178,26 @@ class Mxfp8Linear(swaps.Swapped):
     """``nn.Linear`` in MXFP8, of BF16 weights, or of FP32 weights under autocast."""
 
     is_exact = False
+    is_transposed = False
 
     def forward(self, x):
         weight, bias = self.weight, self.bias
+        rows = x
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
-            x, weight = x.to(dtype), weight.to(dtype)
+            rows, weight = x.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
-        reason = swaps.rejects(self, x)
-        if reason is None and x.dtype != torch.bfloat16:
-            reason = f"MXFP8 takes BF16, not {x.dtype}"
-        reason = reason or _rejects_rows(x, granularity_of(x.device))
+        reason = swaps.rejects(self, rows)
+        if reason is None and rows.dtype != torch.bfloat16:
+            reason = f"MXFP8 takes BF16, not {rows.dtype}"
+        reason = reason or _rejects_rows(rows, granularity_of(x.device))
         if reason:
             swaps.fall_back(self, reason)
             return self._deepwell_class.forward(self, x)
-        return linear(x, weight, bias)
+        return linear(rows, weight, bias, self.is_transposed)
 
     @classmethod
     def matches(cls, module):
-        if type(module) is not nn.Linear:
-            raise NotImplementedError
         rows, columns = module.weight.shape
         if min(rows, columns) < SMALLEST:
             return f"MXFP8 saves no time with {rows} x {columns} weights"
@@ -198,27 +207,36 @@ class Mxfp8Linear(swaps.Swapped):
         return None
 
 
-swaps.SWAPS[Mxfp8Linear.__name__] = Mxfp8Linear
+class Mxfp8Conv1D(Mxfp8Linear):
+    """``Conv1D`` of GPT-2, a linear layer with the weight ``[in, out]``."""
+
+    is_transposed = True
 
 
-def _quantized_names(model: nn.Module) -> set[str]:
-    """Linear layers that the policy quantizes: all but the first and the last, and routers."""
-    names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
-    kept = set(names[:1] + names[-1:])
-    return {name for name in names if name not in kept and name.rsplit(".")[-1] != "gate"}
+for _swap in (Mxfp8Linear, Mxfp8Conv1D):
+    swaps.SWAPS[_swap.__name__] = _swap
 
 
-def swap_linears(model: nn.Module, report, on_cpu: bool) -> None:
-    """Swaps the linear layers of a model. Their results differ from BF16 by the rounding of MXFP8,
-    so they are not compared at the swap."""
-    quantized = _quantized_names(model)
-    for name, module in model.named_modules():
-        if type(module) is not nn.Linear:
-            continue
-        if name not in quantized:
+def _swap_of(module: nn.Module) -> type[Mxfp8Linear] | None:
+    """The swap of a module that is a linear layer and not swapped yet."""
+    if type(module) is nn.Linear:
+        return Mxfp8Linear
+    if type(module).__name__ == "Conv1D" and not swaps.is_swapped(module):
+        return Mxfp8Conv1D
+    return None
+
+
+def swap_linears(model: nn.Module, report) -> None:
+    """Swaps the linear layers of a model except the first, the last and routers. Their results
+    differ from BF16 by the rounding of MXFP8, so they are not compared at the swap."""
+    layers = [(name, module) for name, module in model.named_modules() if _swap_of(module)]
+    kept = {name for name, _ in layers[:1] + layers[-1:]}
+    for name, module in layers:
+        swap = _swap_of(module)
+        if name in kept or name.split(".")[-1] == "gate":
             report.left[name] = "the policy keeps the first and the last linear layer and routers"
-        elif reason := Mxfp8Linear.matches(module):
+        elif reason := swap.matches(module):
             report.left[name] = reason
         else:
-            module.__class__ = swaps.swapped_class(nn.Linear, Mxfp8Linear.__name__)
-            report.swapped[name] = "Linear by Mxfp8Linear"
+            report.swapped[name] = f"{type(module).__name__} by {swap.__name__}"
+            module.__class__ = swaps.swapped_class(type(module), swap.__name__)

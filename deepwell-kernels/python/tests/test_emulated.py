@@ -13,7 +13,7 @@ from test_ops import DOCUMENTS, reference_attention
 from torch.nn import functional as F
 
 import deepwell
-from deepwell import functional, mxfp8, plans, swaps
+from deepwell import cross_entropy, functional, mxfp8, plans, swaps
 from deepwell.library import KERNELS_VARIABLE, DeepwellError
 
 BF16 = torch.bfloat16
@@ -41,6 +41,7 @@ def randoms(*shapes):
 
 
 WIDE = (256,)
+TARGETS = torch.arange(40) * 2
 CASES = {
     "rms_norm": (
         functional.rms_norm, lambda x, w: F.rms_norm(x, WIDE, w, 1e-6), randoms((3, 5, 256), WIDE)
@@ -58,6 +59,11 @@ CASES = {
     ),
     "attention 128": (
         functional.attention, sdpa, randoms((2, 65, 2, 128), (2, 65, 2, 128), (2, 65, 2, 128))
+    ),
+    "linear_cross_entropy": (
+        lambda x, w: cross_entropy.linear_cross_entropy(x, w, TARGETS),
+        lambda x, w: F.cross_entropy((x @ w.T), TARGETS),
+        randoms((40, 64), (96, 64)),
     ),
     "mxfp8": (mxfp8.linear, F.linear, randoms((128, 256), (256, 256))),
 }  # fmt: skip

@@ -91,6 +91,24 @@ def test_policy(monkeypatch):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
 
 
+def test_conv1d(monkeypatch):
+    monkeypatch.setattr(mxfp8, "SMALLEST", 32)
+    ids = batch(4, 16)
+    results = []
+    for precision in ("bf16", "mxfp8"):
+        net = model("gpt2", torch.bfloat16)
+        deepwell.optimize(net, precision=precision, on_cpu=True)
+        loss = net(ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        results.append([loss, *(p.grad.float() for p in net.transformer.h.parameters())])
+    swapped = deepwell.report(net).swapped
+    assert sum("Conv1D by Mxfp8Conv1D" in how for how in swapped.values()) == 7
+    assert abs(results[0][0] - results[1][0]) < 0.05
+    for got, expected in zip(results[1][1:], results[0][1:]):
+        # Rounding adds up over layers; a transposed GEMM would give a distance of 1 and more.
+        assert 0 < (got - expected).norm() < 0.25 * expected.norm()
+
+
 def test_a_number_of_tokens_that_no_kernel_takes_falls_back(monkeypatch):
     monkeypatch.setattr(mxfp8, "SMALLEST", 32)
     swaps.FALLBACKS.clear()

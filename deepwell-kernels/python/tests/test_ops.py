@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from deepwell import functional, ops  # noqa: F401
+from deepwell import cross_entropy, functional, ops  # noqa: F401
 
 OPS = torch.ops.deepwell
 #: Results are rounded to BF16 once, so they differ by at most a unit of the largest, 2^-8; sums of
@@ -42,12 +42,15 @@ def arguments(make, tokens):
     ranges = torch.tensor([0, tokens], dtype=torch.int32).expand(1, tokens, 2)
     settings = (0.25, True, 0)
     sinks = torch.randn(4)
+    targets = torch.arange(tokens, dtype=torch.int32)
     return {
         "rms_norm": (x(), w, 1e-6),
         "rms_norm_backward": (x(), x(), w, rstd),
         "add_rms_norm": (x(), x(), w, 1e-6),
         "layer_norm": (x(), w, w, 1e-6),
         "layer_norm_backward": (x(), x(), w, rstd, rstd),
+        "linear_cross_entropy": (x(), make(48, 32), targets, torch.ones(1)),
+        "linear_cross_entropy_grad": (x(), make(48, 32), targets, torch.ones(1)),
         "swiglu": (x(), x()),
         "swiglu_backward": (x(), x(), x()),
         "gelu_tanh": (x(),),
@@ -164,6 +167,27 @@ def test_attention(dtype, settings, has_sinks):
         return lambda q, k, v, *s: attend(q, k, v, sinks=s[0] if s else None, **settings)
 
     check(call(functional.attention), call(reference_attention), [q, k, v, *sinks], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("items", [None, 40])
+def test_linear_cross_entropy(dtype, items):
+    targets = torch.randint(0, 70, (3, 11))
+    targets[0, 2:9] = -100
+    x, w = torch.randn(3, 11, 32), torch.randn(70, 32)
+
+    def theirs(x, w):
+        reduction = "mean" if items is None else "sum"
+        logits, flat = (x @ w.T).flatten(0, 1), targets.flatten()
+        return F.cross_entropy(logits, flat, reduction=reduction) / (1 if items is None else items)
+
+    check(
+        lambda x, w: cross_entropy.linear_cross_entropy(x, w, targets, items), theirs, [x, w], dtype
+    )
+    ignored = torch.full_like(targets, -100)
+    nothing = cross_entropy.linear_cross_entropy(x.to(dtype).requires_grad_(), w.to(dtype), ignored)
+    nothing.backward()
+    assert nothing == 0
 
 
 def test_compiles_without_a_break_and_with_dynamic_sizes():
