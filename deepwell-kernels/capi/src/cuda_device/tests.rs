@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex};
 
-use deepwell_ir::{DType, Op, ops};
+use deepwell_ir::{DType, GemmKind, Op, ops};
 use deepwell_kernels::SingleCall;
 use deepwell_kernels::cuda::{Architecture, Driver, FakeDriver, KernelImages, cuda_target};
+use deepwell_precision::QuantFormat;
 
 use super::CudaDevice;
 use crate::device::Device;
@@ -31,6 +32,53 @@ fn attention() -> SingleCall {
     let mut call = SingleCall::new(ops::Attention { heads }, &[q, k.clone(), k], &outputs);
     (call.batch, call.seq) = (2, 256);
     call
+}
+
+fn attention_backward() -> SingleCall {
+    let forward = attention();
+    let Op::Attention(ops::Attention { heads }) = &forward.op else { unreachable!() };
+    let typed = |index: usize| {
+        let operand = &forward.operands[index];
+        (operand.dtype, operand.shape.clone())
+    };
+    let inputs = [3, 0, 1, 2, 3, 4].map(typed);
+    let op = ops::AttentionBackward { heads: heads.clone() };
+    let mut call = SingleCall::new(op, &inputs, &[0, 1, 2].map(typed));
+    (call.batch, call.seq) = (2, 256);
+    call
+}
+
+fn cross_entropy() -> SingleCall {
+    let (x, w) = ((DType::Bf16, vec![256, 128]), (DType::Bf16, vec![1024, 128]));
+    let inputs = [x.clone(), w, (DType::I32, vec![256]), (DType::F32, vec![1])];
+    let outputs = [(DType::F32, vec![1]), x, (DType::F32, vec![1024, 128])];
+    SingleCall::new(ops::LinearCrossEntropyGrad {}, &inputs, &outputs)
+}
+
+fn quantize() -> SingleCall {
+    let format = QuantFormat::MXFP8_128;
+    let planes = [
+        (DType::E4m3, vec![256, 512]),
+        (DType::E8m0, vec![2, 4, 512]),
+        (DType::E4m3, vec![512, 256]),
+        (DType::E8m0, vec![4, 2, 512]),
+        (DType::U64, vec![ops::Quantize::STATISTICS]),
+    ];
+    let op = ops::Quantize { format, axis: ops::Axis::Both };
+    SingleCall::new(op, &[(DType::Bf16, vec![256, 512])], &planes)
+}
+
+fn mxfp8_gemm() -> SingleCall {
+    let (a, b) = (QuantFormat::MXFP8_128, QuantFormat::MXFP8_128.square());
+    let planes = [
+        (DType::E4m3, vec![1024, 512]),
+        (DType::E8m0, vec![8, 4, 512]),
+        (DType::E4m3, vec![2048, 512]),
+        (DType::E8m0, vec![16, 4, 512]),
+    ];
+    let (kind, output) = (GemmKind::Fprop, DType::Bf16);
+    let op = ops::ScaledGemm { kind, output, bias: false, a, b };
+    SingleCall::new(op, &planes, &[(DType::Bf16, vec![1024, 2048])])
 }
 
 /// A second run at other addresses and in another stream launches as much as the first, and neither
@@ -68,16 +116,22 @@ fn check(call: &SingleCall) {
         assert!(after.fills - before.fills >= fills, "counters start at zero");
     }
     let ended = counts.read();
-    assert!(launches[0] > 0 && launches.iter().all(|&count| count == launches[0]), "{launches:?}");
+    let name = call.op.name();
+    assert!(
+        launches[0] > 0 && launches.iter().all(|&count| count == launches[0]),
+        "{name}: {launches:?}"
+    );
     let of = |counts: &deepwell_kernels::cuda::Counts| {
         (counts.allocations, counts.uploads, counts.synchronizations, counts.modules)
     };
-    assert_eq!(of(&made), of(&ended));
+    assert_eq!(of(&made), of(&ended), "{name}");
 }
 
 #[test]
 fn a_run_only_enqueues() {
-    for call in [rms_norm_backward(), attention()] {
+    let norm = rms_norm_backward();
+    let [attention, backward] = [attention(), attention_backward()];
+    for call in [norm, attention, backward, cross_entropy(), quantize(), mxfp8_gemm()] {
         check(&call);
     }
 }
