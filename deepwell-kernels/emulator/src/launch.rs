@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 pub use self::report::{BytesMoved, Counts, Report, Unwritten, Waited, WaitingWarp};
 use crate::decode::{self, DecodeError, Program};
-use crate::engine::{self, Random, Shape, World};
+use crate::engine::{self, Random, SM_REGISTERS, Shape, World};
 use crate::error::EmulatorError;
 use crate::hazard::{Direction, Rules};
 use crate::memory::{GlobalMemory, SHARED_BYTES_LIMIT};
@@ -526,7 +526,17 @@ fn shape(program: &Program, spec: &LaunchSpec, settings: &Settings) -> Result<Sh
     if settings.sm_count == 0 {
         return Err("a machine without SMs".to_owned());
     }
+    let launch_registers = engine::launch_registers(program);
+    if let Some(registers) = launch_registers {
+        let of_cta = registers * (threads as u32).next_multiple_of(32);
+        if of_cta > SM_REGISTERS {
+            return Err(format!(
+                "{threads} threads of {registers} registers are {of_cta}: an SM has {SM_REGISTERS}"
+            ));
+        }
+    }
     Ok(Shape {
+        launch_registers,
         grid: spec.grid,
         block: spec.block,
         cluster,

@@ -138,6 +138,8 @@ impl<'m> Lowering<'m> {
             constants: constant_bytes,
             required_threads: directive("reqntid"),
             max_threads: directive("maxntid"),
+            min_ctas_per_sm: directive("minnctapersm").map(|of| of[0]),
+            max_registers: directive("maxnreg").map(|of| of[0]),
             required_cluster: directive("reqnctapercluster"),
             explicit_cluster: directive("explicitcluster").is_some(),
             target: module.target.first().map_or(String::new(), |target| target.to_string()),

@@ -123,6 +123,10 @@ pub struct Program {
     pub required_threads: Option<[u32; 3]>,
     /// `.maxntid`.
     pub max_threads: Option<[u32; 3]>,
+    /// `.minnctapersm`.
+    pub min_ctas_per_sm: Option<u32>,
+    /// `.maxnreg`.
+    pub max_registers: Option<u32>,
     /// `.reqnctapercluster`.
     pub required_cluster: Option<[u32; 3]>,
     /// `.explicitcluster`: a launch must give a cluster shape.

@@ -391,6 +391,7 @@ pub(crate) fn lanes_exited(
     while complete_tensor(warp.rank as usize, cluster, world)? {}
     while complete_first_copy(warp, cluster, world)? {}
     cluster.ctas[warp.rank as usize].warp_groups.check_exit()?;
+    cluster.ctas[warp.rank as usize].registers.check_exit()?;
     cluster.ctas[warp.rank as usize].allocator.check_exit()
 }
 

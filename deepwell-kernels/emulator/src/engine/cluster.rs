@@ -2,6 +2,7 @@
 
 use super::asynchronous::Queue;
 use super::barrier::{ClusterBarrier, CtaBarriers};
+use super::register_pool::RegisterPool;
 use super::warp::Warp;
 use super::warp_group::WarpGroups;
 use crate::mbarrier::MbarrierTable;
@@ -24,6 +25,8 @@ pub(crate) struct Cta {
     pub(crate) allocator: Allocator,
     /// MMAs of the CTA's warp groups.
     pub(crate) warp_groups: WarpGroups,
+    /// Registers that `setmaxnreg` moves between warps.
+    pub(crate) registers: RegisterPool,
     /// Number of deallocations of tensor memory.
     pub(crate) tensor_frees: u64,
     /// Columns requested by the CTA as part of a CTA pair.

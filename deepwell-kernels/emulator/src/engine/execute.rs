@@ -3,7 +3,10 @@
 use super::cluster::ClusterState;
 use super::warp::{Wait, Warp, lanes};
 use super::world::World;
-use super::{access, asynchronous, control, gather, matrix, special, synchronize, tensor, watch};
+use super::{
+    access, asynchronous, control, gather, matrix, register_pool, special, synchronize, tensor,
+    watch,
+};
 use crate::decode::{Instruction, Program};
 use crate::error::Fault;
 
@@ -171,7 +174,9 @@ fn other_instruction(
             synchronize::run(instruction, warp, cluster, world, mask)
         }
         I::Fence(fence) => synchronize::fence(fence, warp, cluster, world, mask),
-        I::SetMaxRegisters { .. } => together(warp, world, mask, |_, _| Ok(())),
+        I::SetMaxRegisters { increase, count } => {
+            register_pool::run((*increase, *count), warp, cluster, world, mask)
+        }
         I::LaunchDependents => Ok(Next::Advance),
         I::DependencyWait => {
             // Launches run one after another, so the previous one has completed.

@@ -24,6 +24,7 @@ mod matrix;
 mod pattern;
 mod random;
 mod reach;
+mod register_pool;
 mod registers;
 mod schedule;
 mod special;
@@ -38,6 +39,7 @@ mod world;
 
 pub(crate) use compact::share_rows;
 pub(crate) use random::Random;
+pub(crate) use register_pool::{SM_REGISTERS, launch_registers};
 pub(crate) use schedule::run;
 pub(crate) use track::tracker_of;
 pub(crate) use watch::watched;

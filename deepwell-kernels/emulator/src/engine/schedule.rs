@@ -4,6 +4,7 @@ use super::asynchronous;
 use super::barrier::{ClusterBarrier, CtaBarriers};
 use super::cluster::{Cluster, ClusterState, Cta};
 use super::execute::{self, Turn};
+use super::register_pool::RegisterPool;
 use super::synchronize;
 use super::warp::{Wait, Warp, lanes};
 use super::world::World;
@@ -150,6 +151,7 @@ fn start(world: &mut World<'_>, index: u64, place: u32, pool: &mut Vec<Warp>) ->
             tensor_asked: None,
             tensor_granted: None,
             warp_groups: Default::default(),
+            registers: RegisterPool::new(shape.launch_registers, shape.warps()),
         });
     }
     let mut state = ClusterState {

@@ -180,6 +180,9 @@ pub(crate) fn wake(warp: &mut Warp, cluster: &ClusterState, world: &mut World<'_
                 let groups = &cluster.ctas[warp.rank as usize].warp_groups;
                 groups.are_complete(warp.index, *wgmmas)
             }
+            Wait::Registers { count } => {
+                cluster.ctas[warp.rank as usize].registers.has(warp.index, *count)
+            }
             Wait::TensorColumns { frees } => cluster.tensor_frees(warp.rank) != *frees,
         };
         if !over {
@@ -389,6 +392,9 @@ pub(crate) fn describe(wait: &Wait, warp: &Warp, cluster: &ClusterState) -> Stri
             cluster.barriers.describe_wait(*rank, *offset, *parity)
         }
         Wait::Wgmmas { .. } => "`wgmma`s of other warps of its warp group".to_owned(),
+        Wait::Registers { count } => {
+            cluster.ctas[warp.rank as usize].registers.describe(warp.index, *count)
+        }
         Wait::TensorColumns { .. } => "columns of tensor memory that nobody frees".to_owned(),
     }
 }

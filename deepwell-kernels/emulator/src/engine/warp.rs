@@ -52,6 +52,11 @@ pub(crate) enum Wait {
         /// Number of `wgmma`s of each warp.
         wgmmas: u64,
     },
+    /// Registers of the CTA's pool; the lanes retry the instruction when there are enough.
+    Registers {
+        /// Registers of a thread.
+        count: u32,
+    },
     /// Columns of tensor memory; the lanes retry the instruction after a deallocation.
     TensorColumns {
         /// Number of deallocations at the time of the attempt.

@@ -1,6 +1,7 @@
 //! State shared by all clusters of a launch.
 
 use super::random::Random;
+use super::register_pool::SM_REGISTERS;
 use super::watch::Touches;
 use crate::decode::Program;
 use crate::hazard::Tracker;
@@ -23,6 +24,8 @@ pub(crate) struct Shape {
     pub(crate) shared_dynamic_bytes: u32,
     /// Static and dynamic shared memory of a CTA, in bytes.
     pub(crate) shared_bytes: u32,
+    /// Registers of a thread at launch, if known.
+    pub(crate) launch_registers: Option<u32>,
     /// Address of the parameters in device memory.
     pub(crate) parameters: u64,
     /// Address of the module's constants in device memory.
@@ -50,7 +53,10 @@ impl Shape {
         let by_threads = 2048 / (self.warps() * 32).max(1);
         // An SM has 228 KiB, of which the system reserves 1 KiB per CTA.
         let by_shared = 228 * 1024 / (self.shared_bytes + 1024);
-        let ctas = by_threads.min(by_shared).clamp(1, settings.ctas_per_sm.max(1));
+        let by_registers = self.launch_registers.map_or(u32::MAX, |registers| {
+            SM_REGISTERS / (registers * self.warps() * 32).max(1)
+        });
+        let ctas = by_threads.min(by_shared).min(by_registers).clamp(1, settings.ctas_per_sm.max(1));
         (ctas * settings.sm_count / self.cluster_ctas()).max(1)
     }
 

@@ -11,6 +11,7 @@ mod bulk;
 mod cluster;
 mod copies;
 mod grids;
+mod registers;
 mod swizzles;
 mod tensor_memory;
 mod threads;
@@ -76,14 +77,16 @@ fn text(program: &Program, edits: &[(&str, &str)]) -> String {
             }
         }
     }
-    let (target, shared, body) = (program.target, program.shared, lines.join("\n"));
+    let (target, threads, shared) = (program.target, program.threads, program.shared);
+    let body = lines.join("\n");
     let cluster = match program.cluster {
         1 => String::new(),
         blocks => format!(".explicitcluster\n.reqnctapercluster {blocks}, 1, 1\n"),
     };
     format!(
         ".version 9.0\n.target {target}\n.address_size 64\n.visible .entry k(\n\
-         .param .u64 input,\n.param .u64 output,\n.param .align 64 .b8 map[128]\n)\n{cluster}{{\n\
+         .param .u64 input,\n.param .u64 output,\n.param .align 64 .b8 map[128]\n)\n\
+         .maxntid {threads}, 1, 1\n{cluster}{{\n\
          .reg .pred %p<16>;\n.reg .b32 %r<64>;\n.reg .b64 %rd<32>;\n.reg .f32 %f<64>;\n{shared}\n\
          ld.param.u64 %rd0, [input];\nld.param.u64 %rd1, [output];\nmov.b64 %rd2, map;\n\
          mov.u32 %r0, %tid.x;\n{body}\nret;\n}}\n"
