@@ -16,6 +16,7 @@ use crate::error::EmulatorError;
 use crate::hazard::{Direction, Rules};
 use crate::memory::{GlobalMemory, SHARED_BYTES_LIMIT};
 use crate::numerics::ResultMode;
+use crate::observe::Observer;
 use crate::ptx::{self, Module};
 use crate::tcgen05::LaneBits;
 use crate::trace::Trace;
@@ -34,6 +35,16 @@ pub enum Completion {
     /// As late as possible: only when no warp can continue, and then only an operation that a warp
     /// waits for.
     Demand,
+    /// MMAs immediately, copies as late as possible: an MMA that does not wait for its copy reads
+    /// poison.
+    LateCopies,
+}
+
+impl Completion {
+    /// Whether MMAs complete when they are issued.
+    pub(crate) fn runs_mmas_at_issue(self) -> bool {
+        matches!(self, Completion::Eager | Completion::LateCopies)
+    }
 }
 
 /// Settings of an emulator.
@@ -371,6 +382,19 @@ impl Emulator {
     /// # Errors
     /// A launch that does not fit, undefined behavior, a deadlock.
     pub fn launch(&mut self, module: ModuleId, spec: &LaunchSpec) -> Result<Report, EmulatorError> {
+        self.launch_observed(module, spec, None)
+    }
+
+    /// Runs a kernel to completion and reports events to an observer.
+    ///
+    /// # Errors
+    /// A launch that does not fit, undefined behavior, a deadlock.
+    pub fn launch_observed(
+        &mut self,
+        module: ModuleId,
+        spec: &LaunchSpec,
+        observer: Option<&mut dyn Observer>,
+    ) -> Result<Report, EmulatorError> {
         let refuse =
             |message: String| EmulatorError::Launch { kernel: spec.kernel.clone(), message };
         let loaded = &self.modules[module.0];
@@ -385,7 +409,7 @@ impl Emulator {
         let before = std::mem::take(&mut self.written_before);
         self.global.take_written();
         let before = if spec.programmatic { before } else { Vec::new() };
-        let result = self.run(&program, shape, &before);
+        let result = self.run(&program, shape, &before, observer);
         self.written_before = self.global.take_written();
         self.free(parameters)?;
         self.free(constants)?;
@@ -397,10 +421,11 @@ impl Emulator {
         program: &Program,
         shape: Shape,
         written_before: &[Range<u64>],
+        observer: Option<&mut dyn Observer>,
     ) -> Result<Report, EmulatorError> {
         let seed = match self.settings.completion {
             Completion::Lazy { seed } => seed,
-            Completion::Eager | Completion::Demand => 0,
+            Completion::Eager | Completion::Demand | Completion::LateCopies => 0,
         };
         let watched = if self.settings.tracker { engine::watched(program) } else { Vec::new() };
         let digits = program.target.chars().filter(char::is_ascii_digit).collect::<String>();
@@ -418,6 +443,7 @@ impl Emulator {
                 ..Counts::default()
             },
             next_cluster: 0,
+            observer: observer.map(|observer| observer as &mut dyn Observer),
             changes: 0,
             instructions: 0,
             tracker: self
@@ -452,7 +478,14 @@ impl Emulator {
             .collect();
         let hazards =
             world.tracker.as_ref().map(|tracker| tracker.hazards().to_vec()).unwrap_or_default();
-        Ok(Report { hazards, unwritten, counts, trace: std::mem::take(&mut world.trace) })
+        let warnings_fail = self.settings.rules.warnings_fail;
+        Ok(Report {
+            warnings_fail,
+            hazards,
+            unwritten,
+            counts,
+            trace: std::mem::take(&mut world.trace),
+        })
     }
 }
 

@@ -57,6 +57,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod bulk;
+pub mod cycles;
 pub mod decode;
 pub mod engine;
 pub mod error;
@@ -69,6 +70,7 @@ pub mod memory;
 pub mod mutation;
 pub mod number;
 pub mod numerics;
+pub mod observe;
 pub mod place;
 pub mod proof;
 pub mod ptx;

@@ -17,7 +17,8 @@ use deepwell_emulator::error::EmulatorError;
 use deepwell_emulator::launch::{Emulator, ModuleId, Settings};
 
 pub use self::environment::{
-    COMPLETION_VARIABLE, CTAS_VARIABLE, RESULTS_VARIABLE, TRACKER_VARIABLE, emulator_settings,
+    COMPLETION_VARIABLE, CTAS_VARIABLE, RESULTS_VARIABLE, TRACKER_VARIABLE, WARNINGS_VARIABLE,
+    emulator_settings,
 };
 pub use self::launch_files::RECORD_VARIABLE;
 pub use self::record::{EmulatedLaunch, EmulatedLaunches, LOG_VARIABLE, LaunchOutcome};

@@ -42,7 +42,7 @@ pub use cudarc_driver::{
 pub use emulated_driver::{
     COMPLETION_VARIABLE, CTAS_VARIABLE, EmulatedDriver, EmulatedLaunch, EmulatedLaunches,
     EmulatedMachine, EmulatedTracker, LOG_VARIABLE, LaunchOutcome, RECORD_VARIABLE,
-    RESULTS_VARIABLE, TRACKER_VARIABLE, emulator_settings,
+    RESULTS_VARIABLE, TRACKER_VARIABLE, WARNINGS_VARIABLE, emulator_settings,
 };
 pub use fake_driver::{FakeBlas, FakeDriver, FakeMachine};
 pub use host_driver::{Counts, FakeCounts, FakeNode, HostBlas, HostComm, HostDriver, Machine};

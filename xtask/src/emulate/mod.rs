@@ -21,8 +21,8 @@ use record::Which;
 const HELP: &str = "\
 Run kernels on the emulator, without a GPU
 
-Usage: cargo xtask emulate KERNEL [--arch ARCH] [--mutate] [FLAGS]
-       cargo xtask emulate FILE.toml... [--mutate] [FLAGS]
+Usage: cargo xtask emulate KERNEL [--arch ARCH] [--mutate | --cycles] [FLAGS]
+       cargo xtask emulate FILE.toml... [--mutate | --cycles] [FLAGS]
        cargo xtask emulate --all [--arch ARCH] [--record] [FLAGS]
        cargo xtask emulate --unproven [--record] [FLAGS]
 
@@ -38,6 +38,8 @@ Usage: cargo xtask emulate KERNEL [--arch ARCH] [--mutate] [FLAGS]
 
   --record     with `--all`: write the tables of proofs, with the flags of `--unproven`; with
                `--unproven`: write the table of rows alone, of those that passed or are proven
+  --cycles     how long a recorded launch takes on a GPU, by the cycle model, as an interval;
+               `--timeline FOLDER` writes what ui.perfetto.dev shows
   --mutate     make one small mistake at a time, list what nobody noticed
   --mutations  with `--all`: `sampled` (each mistake but deletions once for the kernels of a
                template), `full` (all in each kernel), `deletions` (in each kernel), `once`
@@ -45,12 +47,14 @@ Usage: cargo xtask emulate KERNEL [--arch ARCH] [--mutate] [FLAGS]
   --arch ARCH  sm_90a, sm_100a, sm_103a or sm_120a, instead of the architecture of the row
   --keep       do not run the tests again: take the launches of the last time
   --skip-eager with `--all`: not the eager mode, in which launches were recorded
-  FLAGS        those of `deepwell-emulate run`, `mutate` or `survey`: --completion, --seed,
-               --results, --tracker, --sm-count, --trace, --classes, --json
+  FLAGS        those of `deepwell-emulate run`, `mutate`, `cycles` or `survey`: --completion,
+               --seed, --results, --tracker, --mma-order, --warnings, --sm-count, --trace,
+               --classes, --timeline, --json
 
 Examples:
   cargo xtask emulate sm100_mxfp8_gemm                      eager, watched by the hazard tracker
   cargo xtask emulate sm100_mxfp8_gemm --completion lazy --seed 1,2,3
+  cargo xtask emulate sm100_mxfp8_gemm --cycles             its time on a GPU, modelled
   cargo xtask emulate sm100_mxfp8_gemm --mutate             are its fences needed and watched
   cargo xtask emulate deepwell-kernels/emulator/examples/saxpy.toml
   cargo xtask emulate --unproven                            what CI runs
@@ -78,6 +82,8 @@ struct Options {
     what: What,
     architectures: Vec<&'static str>,
     mutate: bool,
+    /// Replay on the cycle model.
+    cycles: bool,
     keep: bool,
     /// Write the tables of proofs.
     record: bool,
@@ -108,6 +114,7 @@ pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<
     command.arg(match (&options.what, options.mutate) {
         (What::All | What::Unproven, _) => "survey",
         (_, true) => "mutate",
+        (_, false) if options.cycles => "cycles",
         (_, false) => "run",
     });
     let is_survey = matches!(options.what, What::All | What::Unproven);
@@ -133,6 +140,7 @@ impl Options {
     fn parse(arguments: &[OsString]) -> Result<Options> {
         let mut positional = Vec::new();
         let mut mutate = false;
+        let mut cycles = false;
         let mut keep = false;
         let mut all = None;
         let mut record = false;
@@ -143,6 +151,7 @@ impl Options {
             let text = argument.to_string_lossy();
             match &*text {
                 "--mutate" => mutate = true,
+                "--cycles" => cycles = true,
                 "--keep" => keep = true,
                 "--record" => record = true,
                 "--all" if all.is_none() => all = Some(What::All),
@@ -189,13 +198,16 @@ impl Options {
         if is_survey && mutate {
             bail!("`--all` mutates the GEMMs by itself: leave `--mutate` out");
         }
+        if cycles && (is_survey || mutate) {
+            bail!("`--cycles` is for a kernel or launch files, without `--all` and `--mutate`");
+        }
         if record && (!is_survey || keep || !architectures.is_empty()) {
             bail!("`--record` is for `--all` without `--keep` and `--arch`: the tables are of all");
         }
         if what == What::Unproven && !architectures.is_empty() {
             bail!("`--arch` is for `--all`: proofs are of the architecture of each row");
         }
-        Ok(Options { what, architectures, mutate, keep, record, rest })
+        Ok(Options { what, architectures, mutate, cycles, keep, record, rest })
     }
 
     /// Flags of a survey that takes proofs into account, or writes them.

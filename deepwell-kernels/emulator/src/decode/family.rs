@@ -1,8 +1,37 @@
 //! Instruction families for reports.
 
 use super::instruction::Instruction;
+use super::tensor_instruction::Tcgen05;
 
 impl Instruction {
+    /// Whether all lanes of a warp must run the instruction together (`.aligned`).
+    pub fn is_aligned(&self) -> bool {
+        use Instruction as I;
+        match self {
+            I::Barrier(barrier) => barrier.aligned,
+            I::ClusterArrive { aligned, .. } | I::ClusterWait { aligned, .. } => *aligned,
+            I::Tcgen05(operation) => !matches!(
+                operation,
+                Tcgen05::Mma(_)
+                    | Tcgen05::Copy { .. }
+                    | Tcgen05::Shift { .. }
+                    | Tcgen05::Commit { .. }
+                    | Tcgen05::FenceBefore
+                    | Tcgen05::FenceAfter
+            ),
+            I::SetMaxRegisters { .. }
+            | I::LoadMatrix(_)
+            | I::StoreMatrix(_)
+            | I::MoveMatrix { .. }
+            | I::WarpMma(_)
+            | I::WarpGroupMma(_)
+            | I::WarpGroupFence
+            | I::WarpGroupCommit
+            | I::WarpGroupWait { .. } => true,
+            _ => false,
+        }
+    }
+
     /// Returns the family's short name: the first word of the opcode, such as `tcgen05`, if that is
     /// descriptive, otherwise a description.
     pub fn family(&self) -> &'static str {

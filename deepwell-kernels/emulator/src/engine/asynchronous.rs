@@ -215,7 +215,7 @@ pub(crate) fn submit(
     let now = match world.settings.completion {
         Completion::Eager => true,
         Completion::Lazy { .. } => world.random.below(8) == 0,
-        Completion::Demand => false,
+        Completion::Demand | Completion::LateCopies => false,
     };
     if now {
         let issuing = world.operation.replace(pending.pc);

@@ -25,6 +25,8 @@ pub(crate) struct Cta {
     pub(crate) allocator: Allocator,
     /// MMAs of the CTA's warp groups.
     pub(crate) warp_groups: WarpGroups,
+    /// Whether a thread has seen an answer of launch control without a canceled cluster.
+    pub(crate) launch_control_failed: bool,
     /// Registers that `setmaxnreg` moves between warps.
     pub(crate) registers: RegisterPool,
     /// Number of deallocations of tensor memory.
@@ -41,6 +43,10 @@ pub(crate) struct ClusterState {
     /// Position in the grid, in units of clusters.
     pub(crate) position: [u32; 3],
     pub(crate) ctas: Vec<Cta>,
+    /// Number in order of start.
+    pub(crate) number: u64,
+    /// Place among the resident clusters.
+    pub(crate) place: u32,
     pub(crate) barriers: MbarrierTable,
     pub(crate) barrier: ClusterBarrier,
     pub(crate) queue: Queue,

@@ -2,7 +2,7 @@
 
 use super::cluster::ClusterState;
 use super::execute::Next;
-use super::warp::{Warp, lanes};
+use super::warp::{Wait, Warp, lanes};
 use super::world::World;
 use crate::decode::{ExternalCall, ExternalFunction, LocalSlot, Source};
 use crate::error::Fault;
@@ -70,7 +70,12 @@ pub(crate) fn leave(warp: &mut Warp, mask: u32) {
 }
 
 /// Lanes exit, which may complete barriers for all threads.
-pub(crate) fn exit(warp: &mut Warp, cluster: &mut ClusterState, world: &mut World<'_>, mask: u32) {
+pub(crate) fn exit(
+    warp: &mut Warp,
+    cluster: &mut ClusterState,
+    world: &mut World<'_>,
+    mask: u32,
+) -> Result<(), Fault> {
     world.changes += 1;
     warp.alive &= !mask;
     warp.active &= !mask;
@@ -88,6 +93,24 @@ pub(crate) fn exit(warp: &mut Warp, cluster: &mut ClusterState, world: &mut Worl
     if cluster.barrier.exit(had_arrived as u32, live) {
         world.cluster_passed(cluster);
     }
+    let left = warp.parked.iter().find(|parked| match parked.wait {
+        Wait::Lanes { needed } => {
+            let step = world.program.steps.get(parked.pc as usize);
+            needed & mask != 0 && step.is_some_and(|step| step.instruction.is_aligned())
+        }
+        _ => false,
+    });
+    if let Some(parked) = left {
+        return Err(Fault::new(
+            "aligned-without-lanes",
+            format!(
+                "lanes {mask:#010x} exit while lanes {:#010x} of their warp wait for them at \
+                 `.aligned` instructions (PTX line {}), which all lanes of a warp must run",
+                parked.lanes,
+                world.program.steps.get(parked.pc as usize).map_or(0, |step| step.ptx_line)
+            ),
+        ));
+    }
     // Lanes that wait for exited lanes wake and retry.
     let mut woken = 0;
     warp.parked.retain(|parked| {
@@ -101,6 +124,7 @@ pub(crate) fn exit(warp: &mut Warp, cluster: &mut ClusterState, world: &mut Worl
         !waits
     });
     warp.blocked &= !woken;
+    Ok(())
 }
 
 fn argument(warp: &Warp, program_local: usize, slot: LocalSlot, lane: usize) -> u64 {

@@ -15,6 +15,7 @@ use crate::decode::{
 };
 use crate::error::Fault;
 use crate::hazard::{Group, Unit};
+use crate::launch::Completion;
 use crate::place::{Memory, Place};
 
 /// An operation of the queue. Pairs are rank and offset in shared memory.
@@ -161,6 +162,8 @@ pub(crate) fn run(
                 let high = warp.registers.lane(response[1], lane);
                 canceled |= u32::from(high >> 32 == CANCELED) << lane;
             }
+            // Lanes that have seen the failure must not ask again.
+            cluster.ctas[warp.rank as usize].launch_control_failed |= canceled & mask != mask;
             warp.registers.set_predicate(*destination, canceled, mask);
             Ok(Next::Advance)
         }
@@ -187,6 +190,10 @@ pub(crate) fn run(
     }
 }
 
+/// In lazy mode, one of so many requests fails although clusters are left.
+const SPURIOUS_FAILURES: usize = 8;
+/// Each byte of an answer without a canceled cluster.
+const FAILED_ANSWER: u8 = 0xA5;
 /// Upper half of the second word of a response that canceled a cluster.
 const CANCELED: u64 = 1;
 
@@ -574,8 +581,20 @@ fn try_cancel(
             format!("an answer of `try_cancel` at {:#x}: expected a multiple of 16", target.1),
         ));
     }
-    let mut bytes = [0u8; 16];
-    if world.next_cluster < world.cluster_count {
+    if cluster.ctas[warp.rank as usize].launch_control_failed {
+        return Err(Fault::new(
+            "launch-control-after-failure",
+            "`clusterlaunchcontrol.try_cancel` of a CTA that has seen an answer without a \
+             canceled cluster: the ISA leaves this undefined",
+        ));
+    }
+    // An answer without a cluster has arbitrary bytes but for the flag. Hardware may answer so
+    // although clusters are left, for example for a kernel of higher priority; they start later.
+    let mut bytes = [FAILED_ANSWER; 16];
+    let lazy = matches!(world.settings.completion, Completion::Lazy { .. });
+    let refused = lazy && world.random.below(SPURIOUS_FAILURES) == 0;
+    if world.next_cluster < world.cluster_count && !refused {
+        bytes = [0; 16];
         let position = world.shape.cluster_position(world.next_cluster);
         let first = world.shape.cta_position(position, 0);
         world.next_cluster += 1;
@@ -586,6 +605,7 @@ fn try_cancel(
     }
     let ranks = if multicast { (0..cluster.ctas.len() as u32).collect() } else { vec![target.0] };
     for rank in ranks {
+        live_rank(cluster, warp.rank, rank)?;
         let tracked = world.issued(warp, cluster, 1 << lane, Unit::LaunchControl);
         let copy = Copy::Answer { target: (rank, target.1), bytes };
         let barrier = Some((if multicast { rank } else { barrier.0 }, barrier.1));

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::decode::{Instruction, Program};
 use crate::error::Fault;
+use crate::observe::Event;
 
 /// Reasons for the end of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +47,7 @@ pub(crate) fn run(
     let mut ran = 0;
     let watched = world.watched;
     let watches = !watched.is_empty();
+    let observes = world.observer.is_some();
     let traces = world.settings.trace_limit > 0;
     if warp.active == 0 && !warp.select(None) {
         return Ok(Turn::Blocked);
@@ -68,7 +70,7 @@ pub(crate) fn run(
         left -= 1;
         let Some(step) = steps.get(warp.pc as usize) else {
             let lanes_left = warp.active;
-            control::exit(warp, cluster, world, lanes_left);
+            control::exit(warp, cluster, world, lanes_left)?;
             if !warp.select(None) {
                 break Turn::Blocked;
             }
@@ -89,6 +91,9 @@ pub(crate) fn run(
         if traces {
             let position = cluster.ctas[warp.rank as usize].position;
             world.record(position, warp.index, mask, warp.pc);
+        }
+        if observes {
+            world.observe(warp, cluster, Event::Instruction(&step.instruction));
         }
         let next = match &step.instruction {
             Instruction::Scalar(instruction) => {
@@ -156,7 +161,7 @@ fn other_instruction(
         }
         I::Exit => {
             control::leave(warp, mask);
-            control::exit(warp, cluster, world, mask);
+            control::exit(warp, cluster, world, mask)?;
             asynchronous::lanes_exited(warp, cluster, world)?;
             Ok(Next::Select)
         }

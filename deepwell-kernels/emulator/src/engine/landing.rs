@@ -10,6 +10,7 @@ use super::world::World;
 use crate::bulk;
 use crate::error::Fault;
 use crate::memory::apply_atomic;
+use crate::observe::{Direction, Event, Phase};
 use crate::place::{Memory, Place};
 
 /// Runs an operation and updates its mbarrier.
@@ -20,6 +21,7 @@ pub(crate) fn complete(
 ) -> Result<(), Fault> {
     let mut reach = Reach::operation(cluster, world, pending.warp.0, pending.tracked);
     let memory: &mut dyn Memory = &mut reach;
+    let mut from_shared = 0;
     let to_shared = match &pending.copy {
         Copy::ToShared { source, target, bytes } => {
             bulk::copy_to_shared(*source, &[target.0], target.1, *bytes, memory)?
@@ -27,6 +29,7 @@ pub(crate) fn complete(
         Copy::ToGlobal { source, target, bytes, byte_mask } => {
             let moved = bulk::copy_to_global(*source, *target, *bytes, *byte_mask, memory)?;
             world.counts.bytes.copied_from_shared += moved;
+            from_shared = moved;
             0
         }
         Copy::Between { source, target, bytes } => {
@@ -36,6 +39,7 @@ pub(crate) fn complete(
             let moved =
                 bulk::reduce_to_global(*source, *target, *bytes, *operation, *element, memory)?;
             world.counts.bytes.copied_from_shared += moved;
+            from_shared = moved;
             0
         }
         Copy::ReduceShared { source, target, bytes, operation, element } => {
@@ -57,6 +61,7 @@ pub(crate) fn complete(
                 }
             };
             world.counts.bytes.copied_from_shared += moved;
+            from_shared = moved;
             0
         }
         Copy::Elements { target, element, values, reduction } => {
@@ -80,12 +85,28 @@ pub(crate) fn complete(
             16
         }
     };
+    let direction = match &pending.copy {
+        Copy::Between { target, .. }
+        | Copy::ReduceShared { target, .. }
+        | Copy::Elements { target, .. } => Direction::Between(target.0),
+        Copy::ToShared { target, .. } | Copy::Load { target, .. } | Copy::Answer { target, .. } => {
+            Direction::ToShared(target.0)
+        }
+        Copy::ToGlobal { .. } | Copy::ReduceGlobal { .. } | Copy::Store { .. } => {
+            Direction::FromShared
+        }
+    };
+    let mut counted = None;
     world.counts.bytes.copied_to_shared += u64::from(to_shared);
     if let Some((rank, offset)) = pending.barrier {
         live_rank(cluster, pending.warp.0, rank)?;
         let arrival = cluster.barriers.complete_tx(rank, offset, to_shared)?;
         world.bytes_arrived(pending.tracked, (rank, offset), arrival);
+        counted = Some(Phase { rank, offset, phase: arrival.phase });
     }
+    let (bytes, arrival) = (to_shared + from_shared as u32, counted);
+    let origin = (pending.warp.0, pending.warp.1, pending.pc);
+    world.observe_of(origin, cluster, Event::Copy { direction, bytes, arrival });
     world.ran(pending.tracked);
     Ok(())
 }

@@ -13,7 +13,6 @@ use crate::decode::{
 };
 use crate::error::Fault;
 use crate::hazard::{Group, Unit};
-use crate::launch::Completion;
 use crate::warp_mma::{
     MatrixAccess, ScaleSelector, WarpMmaForm, WarpScales, load_matrix, store_matrix,
     transpose_matrix,
@@ -250,7 +249,7 @@ fn group_mma(
     }
     let shape = mma.shape;
     world.counts.multiply_adds += 16 * u64::from(shape.n) * u64::from(shape.k);
-    if world.settings.completion == Completion::Eager {
+    if world.settings.completion.runs_mmas_at_issue() {
         complete_first_wgmma(warp, cluster, world)?;
     }
     Ok(())

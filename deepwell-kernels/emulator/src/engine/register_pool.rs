@@ -18,12 +18,11 @@ const STEP: u32 = 8;
 const LAUNCH_LIMIT: u32 = 256;
 
 /// Returns the registers of a thread at launch. Known for kernels with `.maxnreg`, and for kernels
-/// with `setmaxnreg` and a limit of threads: ptxas then gives each thread all registers that
-/// `.maxntid` and `.minnctapersm` leave (168 for 384 threads).
+/// with `setmaxnreg`, `.maxntid` and `.minnctapersm`: ptxas then gives each thread all registers that
+/// both leave (168 for 384 threads), and ignores `setmaxnreg` otherwise.
 pub(crate) fn launch_registers(program: &Program) -> Option<u32> {
-    let moves = |instruction: &Instruction| {
-        matches!(instruction, Instruction::SetMaxRegisters { .. })
-    };
+    let moves =
+        |instruction: &Instruction| matches!(instruction, Instruction::SetMaxRegisters { .. });
     if let Some(count) = program.max_registers {
         return Some(count.next_multiple_of(STEP));
     }
@@ -32,7 +31,7 @@ pub(crate) fn launch_registers(program: &Program) -> Option<u32> {
     }
     let block = program.max_threads.or(program.required_threads)?;
     let threads: u32 = block.iter().map(|axis| (*axis).max(1)).product();
-    let ctas = program.min_ctas_per_sm.unwrap_or(1).max(1);
+    let ctas = program.min_ctas_per_sm?.max(1);
     let count = SM_REGISTERS / (threads.next_multiple_of(32) * ctas);
     Some((count / STEP * STEP).min(LAUNCH_LIMIT))
 }
@@ -71,8 +70,8 @@ impl RegisterPool {
         let Some(launch) = self.launch else {
             return Err(Fault::new(
                 "setmaxnreg-without-register-count",
-                "`setmaxnreg` in a kernel without `.maxnreg`, `.maxntid` or `.reqntid`: ptxas \
-                 ignores it; give the kernel `__launch_bounds__`"
+                "`setmaxnreg` in a kernel without `.maxnreg`, or `.maxntid` and `.minnctapersm`: \
+                 ptxas ignores it; give the kernel `__launch_bounds__(threads, 1)`"
                     .to_owned(),
             ));
         };

@@ -151,12 +151,15 @@ fn start(world: &mut World<'_>, index: u64, place: u32, pool: &mut Vec<Warp>) ->
             tensor_asked: None,
             tensor_granted: None,
             warp_groups: Default::default(),
+            launch_control_failed: false,
             registers: RegisterPool::new(shape.launch_registers, shape.warps()),
         });
     }
     let mut state = ClusterState {
         position,
         ctas,
+        number: index,
+        place,
         barriers: MbarrierTable::new(count),
         barrier: ClusterBarrier::default(),
         queue: asynchronous::Queue::new(count),

@@ -13,6 +13,7 @@ use crate::decode::{
 use crate::error::Fault;
 use crate::hazard::Lanes;
 use crate::mbarrier::{MbarrierTable, PhaseTest};
+use crate::observe::{Event, Phase};
 
 /// Executes a synchronizing instruction.
 pub(crate) fn run(
@@ -34,6 +35,8 @@ pub(crate) fn run(
                     "`barrier.cluster.arrive` after an arrival without `barrier.cluster.wait`",
                 ));
             }
+            let use_of = cluster.barrier.generation;
+            world.observe(warp, cluster, Event::ClusterArrival(use_of));
             world.cluster_arrives(warp, cluster, mask, *relaxed);
             let live = cluster.live_threads();
             let generation = cluster.barrier.arrive(mask.count_ones(), live);
@@ -61,6 +64,7 @@ pub(crate) fn run(
                 lanes(mask).map(|lane| warp.cluster_arrival[lane]).max().unwrap_or_default();
             if cluster.barrier.generation > generation {
                 warp.cluster_arrived &= !mask;
+                world.observe(warp, cluster, Event::ClusterWait(generation));
                 world.cluster_waited(warp, cluster, mask);
                 return Ok(Next::Advance);
             }
@@ -115,6 +119,7 @@ fn cta_barrier(
     }
     let live = cta.live_threads;
     let (generation, over) = cta.barriers.arrive(name, arriving, count, predicates, live)?;
+    world.observe(warp, cluster, Event::BarrierArrival { name, generation, waits });
     world.changes += 1;
     if over {
         world.barrier_completes(cluster, warp.rank, name);
@@ -252,6 +257,10 @@ fn mbarrier(
                     if let PhaseTest::Parity(parity) = test {
                         world.counts.parities[warp.pc as usize] |= 1 << parity;
                     }
+                    let phases = cluster.barriers.get(rank, offset).map_or(0, |of| of.phase());
+                    let phase = phases.checked_sub(1);
+                    let seen = phase.map(|phase| Phase { rank, offset, phase });
+                    world.observe(warp, cluster, Event::Wait(seen));
                     let order = (*semantics, *scope);
                     world.mbarrier_waited(warp, cluster, 1 << lane, (rank, offset), order);
                 } else if missed.is_none() {

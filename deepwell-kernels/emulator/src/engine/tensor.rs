@@ -13,6 +13,7 @@ use crate::decode::{Address, Source, Space, Tcgen05, Tcgen05Mma, Tcgen05Operand}
 use crate::error::Fault;
 use crate::hazard::{Mark, Unit};
 use crate::launch::Completion;
+use crate::observe::{Event, Phase};
 use crate::place::{Memory, Place};
 use crate::tcgen05::{
     Allocator, CopyPlan, CopyRequest, MatrixA, MmaPlan, MmaRequest, RegisterAccess, ScaleOperands,
@@ -25,6 +26,8 @@ pub(crate) struct TensorWork {
     pub(crate) pc: u32,
     /// Rank of the issuing CTA.
     rank: u32,
+    /// The issuing warp.
+    warp: u32,
     what: TensorWorkKind,
     tracked: Tracked,
 }
@@ -142,6 +145,7 @@ pub(crate) fn run(
                 world.counts.multiply_adds += plan.multiply_adds();
                 let tracked = world.issued(warp, cluster, 1 << lane, Unit::TensorMma);
                 world.permutes(tracked, patterns);
+                world.accumulates(tracked, plan.accumulator());
                 let what = TensorWorkKind::Mma(Box::new(plan));
                 submit(work(warp, what, tracked), cluster, world)?;
             }
@@ -395,7 +399,7 @@ fn mma_request(mma: &Tcgen05Mma, warp: &Warp, lane: usize) -> Result<MmaRequest,
 }
 
 fn work(warp: &Warp, what: TensorWorkKind, tracked: Tracked) -> TensorWork {
-    TensorWork { pc: warp.pc, rank: warp.rank, what, tracked }
+    TensorWork { pc: warp.pc, rank: warp.rank, warp: warp.index, what, tracked }
 }
 
 fn submit(
@@ -404,7 +408,7 @@ fn submit(
     world: &mut World<'_>,
 ) -> Result<(), Fault> {
     world.changes += 1;
-    if world.settings.completion == Completion::Eager {
+    if world.settings.completion.runs_mmas_at_issue() {
         return complete(&work, cluster, world);
     }
     let rank = work.rank as usize;
@@ -427,6 +431,8 @@ pub(crate) fn complete(
             let mut reach = Reach::operation(cluster, world, work.rank, work.tracked);
             plan.run(model, &mut reach)?;
             world.ran(work.tracked);
+            let origin = (work.rank, work.warp, work.pc);
+            world.observe_of(origin, cluster, Event::TensorMma(plan.observed()));
         }
         TensorWorkKind::Copy(plan) => {
             let mut reach = Reach::operation(cluster, world, work.rank, work.tracked);
@@ -438,6 +444,9 @@ pub(crate) fn complete(
                 live_rank(cluster, work.rank, rank)?;
                 let arrival = cluster.barriers.arrive(rank, offset, 1, false)?;
                 world.mark_arrived(mark.as_deref(), (rank, offset), arrival);
+                let phase = Phase { rank, offset, phase: arrival.phase };
+                let origin = (work.rank, work.warp, work.pc);
+                world.observe_of(origin, cluster, Event::TensorCommit(phase));
             }
         }
     }

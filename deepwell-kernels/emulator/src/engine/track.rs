@@ -6,10 +6,11 @@ use super::world::World;
 use crate::decode::{Program, Scope, Semantics};
 use crate::error::Fault;
 use crate::hazard::{
-    Direction, Group, Mark, Operation, Order, Patterns, Rules, Site, StrongAccess, Thread, Tracker,
-    Unit, WarpId,
+    Accumulator, Direction, Group, Mark, Operation, Order, Patterns, Rules, Site, StrongAccess,
+    Thread, Tracker, Unit, WarpId,
 };
 use crate::mbarrier::Arrival;
+use crate::observe::{Event, Phase};
 use crate::place::Place;
 
 /// Identity of an asynchronous operation, or of a warp instruction that accesses many bytes.
@@ -176,6 +177,13 @@ impl World<'_> {
     pub(crate) fn permutes(&mut self, tracked: Tracked, patterns: Patterns) {
         if let (Some(tracker), Who::Operation(operation)) = (&mut self.tracker, tracked.who) {
             tracker.has_patterns(operation, patterns);
+        }
+    }
+
+    /// Reports the accumulator of an MMA.
+    pub(crate) fn accumulates(&mut self, tracked: Tracked, accumulator: Accumulator) {
+        if let (Some(tracker), Who::Operation(operation)) = (&mut self.tracker, tracked.who) {
+            tracker.has_accumulator(operation, accumulator);
         }
     }
 
@@ -417,6 +425,8 @@ impl World<'_> {
         arrival: Arrival,
         (semantics, scope): (Semantics, Scope),
     ) {
+        let phase = Phase { rank, offset, phase: arrival.phase };
+        self.observe(warp, cluster, Event::Arrival(phase));
         if let Some(thread) = self.thread(warp, cluster, lanes)
             && let Some(tracker) = &mut self.tracker
         {

@@ -1,12 +1,15 @@
 //! State shared by all clusters of a launch.
 
+use super::cluster::ClusterState;
 use super::random::Random;
 use super::register_pool::SM_REGISTERS;
+use super::warp::Warp;
 use super::watch::Touches;
 use crate::decode::Program;
 use crate::hazard::Tracker;
 use crate::launch::{Counts, Settings, WaitingWarp};
 use crate::memory::GlobalMemory;
+use crate::observe::{Event, Observer, Origin};
 use crate::trace::{Trace, TraceRecord};
 
 /// Dimensions of the launch.
@@ -53,10 +56,11 @@ impl Shape {
         let by_threads = 2048 / (self.warps() * 32).max(1);
         // An SM has 228 KiB, of which the system reserves 1 KiB per CTA.
         let by_shared = 228 * 1024 / (self.shared_bytes + 1024);
-        let by_registers = self.launch_registers.map_or(u32::MAX, |registers| {
-            SM_REGISTERS / (registers * self.warps() * 32).max(1)
-        });
-        let ctas = by_threads.min(by_shared).min(by_registers).clamp(1, settings.ctas_per_sm.max(1));
+        let by_registers = self
+            .launch_registers
+            .map_or(u32::MAX, |registers| SM_REGISTERS / (registers * self.warps() * 32).max(1));
+        let ctas =
+            by_threads.min(by_shared).min(by_registers).clamp(1, settings.ctas_per_sm.max(1));
         (ctas * settings.sm_count / self.cluster_ctas()).max(1)
     }
 
@@ -103,6 +107,7 @@ pub(crate) struct World<'a> {
     pub(crate) instructions: u64,
     pub(crate) tracker: Option<Tracker>,
     pub(crate) trace: Trace,
+    pub(crate) observer: Option<&'a mut (dyn Observer + 'a)>,
     /// For each instruction, its accesses to registers of asynchronous instructions; empty without
     /// such instructions or without a tracker.
     pub(crate) watched: &'a [Option<Box<Touches>>],
@@ -117,6 +122,25 @@ pub(crate) struct World<'a> {
 }
 
 impl World<'_> {
+    /// Reports an event of a warp to the observer.
+    pub(crate) fn observe(&mut self, warp: &Warp, cluster: &ClusterState, event: Event<'_>) {
+        self.observe_of((warp.rank, warp.index, warp.pc), cluster, event);
+    }
+
+    /// Reports an event of an operation that rank and warp issued at a position.
+    pub(crate) fn observe_of(
+        &mut self,
+        (rank, warp, pc): (u32, u32, u32),
+        cluster: &ClusterState,
+        event: Event<'_>,
+    ) {
+        if let Some(observer) = &mut self.observer {
+            let sm = cluster.ctas[rank as usize].sm_id;
+            let (place, cluster) = (cluster.place, cluster.number);
+            observer.event(Origin { cluster, place, sm, rank, warp, pc }, event);
+        }
+    }
+
     /// Adds an instruction to the trace.
     #[cold]
     pub(crate) fn record(&mut self, cta: [u32; 3], warp: u32, lanes: u32, pc: u32) {

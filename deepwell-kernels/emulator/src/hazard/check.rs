@@ -295,6 +295,12 @@ impl Context<'_> {
         })
     }
 
+    /// Whether operations of a tensor core run in the order of their issue.
+    fn in_order_of_issue(&self, view: &View<'_>, earlier: &OperationInfo) -> bool {
+        let later = view.operation.map(|at| &self.operations[at as usize]);
+        !self.rules.strict_mma_order || later.is_some_and(|later| later.is_pipelined_after(earlier))
+    }
+
     /// Order in tensor memory: pipelines (9.7.16.6.2), otherwise completion and fences.
     fn missing_in_tensor_memory(
         &self,
@@ -305,7 +311,7 @@ impl Context<'_> {
         let kind = match info.unit {
             Unit::TensorLoad => Kind::TensorLoad,
             Unit::TensorStore => Kind::TensorStore,
-            _ if in_order(view.unit) => Kind::TensorIssue,
+            _ if in_order(view.unit) && self.in_order_of_issue(view, info) => Kind::TensorIssue,
             _ => Kind::Tensor,
         };
         let same_thread = info.warp == view.warp && info.lanes == view.lanes;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Scope;
-use super::clock::{ALL_KINDS, Agent, Clock, KINDS, Kind};
+use super::clock::{ALL_KINDS, ALL_LANES, Agent, Clock, KINDS, Kind};
 
 /// Known events, split by the fences that made them visible; transferred between threads.
 #[derive(Clone, Debug, Default)]
@@ -24,6 +24,9 @@ pub(super) struct Bundle {
     pub(super) tensor: Clock,
     /// CTAs of the cluster known to have started, one bit each.
     pub(super) started: u16,
+    /// Events that happened before in execution, although no memory order follows: the issue of an
+    /// operation whose completion was observed, and relaxed arrivals. Only for phases of mbarriers.
+    pub(super) executed: Clock,
     /// Releases by fences of other threads, by scope. A relaxed access after a barrier publishes
     /// them: `st`, `__threadfence()`, `__syncthreads()`, then an atomic of one thread.
     fenced: [Option<Arc<Bundle>>; 3],
@@ -52,6 +55,7 @@ impl Bundle {
     /// Joins everything except the tensor part and the unacquired reads.
     pub(super) fn join_memory(&mut self, other: &Bundle) {
         self.started |= other.started;
+        self.executed.join(&other.executed);
         self.generic.join(&other.generic);
         self.async_shared.join(&other.async_shared);
         self.async_global.join(&other.async_global);
@@ -226,6 +230,8 @@ impl State {
     pub(super) fn release_relaxed(&self, party: Party, scope: Scope, bundle: &mut Bundle) {
         self.for_each_fenced(party, scope, |_, fenced| bundle.join_memory(fenced));
         bundle.started |= self.known.started | party.cta;
+        bundle.executed.join(&self.known.generic);
+        bundle.executed.join(&self.known.executed);
         let (agent, fenced) = (party.agent(Kind::BarrierInit), self.own.inits_fenced);
         bundle.generic.raise(agent, party.lanes, fenced);
         bundle.async_shared.raise(agent, party.lanes, fenced);
@@ -276,6 +282,17 @@ impl State {
     /// Drops the releases of fences, which the bundle of the passed barrier already contains.
     pub(super) fn forget_released(&mut self) {
         self.released = Default::default();
+    }
+
+    /// Whether a phase of an mbarrier is known to be complete, also from relaxed waits.
+    pub(super) fn knows_phase(&self, agents: [Agent; 2], phases: u32) -> bool {
+        let told = |bundle: &Bundle| {
+            let tells = |clock: &Clock, agent| clock.knows(agent, ALL_LANES, phases);
+            agents
+                .iter()
+                .any(|&agent| tells(&bundle.generic, agent) || tells(&bundle.executed, agent))
+        };
+        told(&self.known) || self.acquired.iter().flatten().any(|bundle| told(bundle))
     }
 
     pub(super) fn acquire(&mut self, bundle: &Bundle) {

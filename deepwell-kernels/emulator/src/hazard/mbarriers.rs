@@ -145,6 +145,7 @@ impl Tracker {
         let (cluster, own_rank) = self.cta(thread.warp);
         self.check_mbarrier_init(thread, None, false, rank, offset);
         self.check_observed(thread, rank, offset, arrival);
+        self.check_phase_known(thread, rank, offset, arrival);
         self.note_foreign(thread, None, rank, offset, arrival);
         let Tracker { warps, clusters, rules, .. } = self;
         let Some(barrier) = clusters[cluster as usize].barriers.get_mut(&(rank, offset)) else {
@@ -267,6 +268,34 @@ impl Tracker {
                 }
             }
             .to_owned()
+        });
+    }
+
+    /// Reports an arrival in a phase whose predecessor the thread does not know to be complete: in
+    /// another order of the same events, the arrival counts in the earlier phase.
+    pub(super) fn check_phase_known(
+        &mut self,
+        thread: Thread,
+        rank: u32,
+        offset: u32,
+        arrival: Arrival,
+    ) {
+        let (cluster, _) = self.cta(thread.warp);
+        let barrier = self.clusters[cluster as usize].barriers.get(&(rank, offset));
+        let Some(barrier) = barrier else { return };
+        let state = self.warps[thread.warp.0 as usize].state(thread.lanes.trailing_zeros());
+        let phases = arrival.phase as u32;
+        if !self.rules.arrival_phases || phases == 0 || state.knows_phase(barrier.agents, phases) {
+            return;
+        }
+        let access = ((thread.warp, thread.lanes, thread.step, Unit::Thread), true);
+        let place = Place::Shared { rank, offset };
+        self.report_pair(HazardKind::PhaseUnknown, access, access, place, || {
+            format!(
+                "before the arrival in phase {phases}, a wait that tells the thread that phase \
+                 {} of the mbarrier is complete: for a full barrier, the wait for the empty stage",
+                phases - 1
+            )
         });
     }
 

@@ -119,7 +119,7 @@ use clock::{Agent, KINDS, Kind};
 use knowledge::{Bundle, Exchange};
 use mbarriers::TrackedBarrier;
 use operations::OperationInfo;
-pub use operations::{Group, Mark, Operation};
+pub use operations::{Accumulator, Group, Mark, Operation};
 pub use pattern::Patterns;
 pub use registers::{RegisterHazard, RegisterWatch};
 use report::Hazards;
@@ -155,8 +155,16 @@ pub struct Rules {
     /// An mbarrier synchronizes different CTAs only if both sides use `.cluster` scope; the default
     /// is `.cta`. This is an ISA rule; kernels of CUTLASS omit the scope.
     pub mbarrier_scopes: bool,
+    /// A thread may arrive at an mbarrier only if it knows that the previous phase is complete.
+    pub arrival_phases: bool,
+    /// MMAs of one thread are ordered only if they have the same accumulator and shape, and a
+    /// `tcgen05.cp` only before later MMAs (9.7.16.6.2). Otherwise, in order of issue, as current
+    /// hardware runs them: kernels of CUTLASS, cuDNN and FlashAttention rely on it.
+    pub strict_mma_order: bool,
     /// Report hazards of [`Severity::Warning`].
     pub warnings: bool,
+    /// Warnings fail a launch like errors.
+    pub warnings_fail: bool,
 }
 
 impl Default for Rules {
@@ -166,7 +174,10 @@ impl Default for Rules {
             tensor_fences: true,
             relaxed_cluster_arrivals: true,
             mbarrier_scopes: true,
+            arrival_phases: true,
+            strict_mma_order: false,
             warnings: true,
+            warnings_fail: false,
         }
     }
 }

@@ -63,10 +63,36 @@ pub(super) struct OperationInfo {
     /// Tensor map of the operation, and the map read's number among bulk-group operations. A wait
     /// for the bulk group completes the map read, for loads too.
     pub(super) map: Option<(u64, u32)>,
+    /// Accumulator of a `tcgen05.mma`.
+    pub(super) accumulator: Option<Accumulator>,
     /// Swizzles in shared memory.
     pub(super) patterns: Patterns,
     /// Knowledge at issue; `None` after the operation has run.
     pub(super) view: Option<Arc<Snapshot>>,
+}
+
+/// Accumulator of a `tcgen05.mma`: MMAs of a thread with equal values run in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accumulator {
+    /// Tensor-memory address of D.
+    pub address: u32,
+    /// M and N.
+    pub shape: [u32; 2],
+    /// `.cta_group`: 1 or 2.
+    pub group: u32,
+}
+
+impl OperationInfo {
+    /// Whether the ISA orders an earlier operation of a tensor core before this one.
+    pub(super) fn is_pipelined_after(&self, earlier: &OperationInfo) -> bool {
+        match (earlier.unit, self.unit) {
+            (Unit::TensorCopy, Unit::TensorMma) => true,
+            (Unit::TensorMma, Unit::TensorMma) => {
+                self.accumulator.is_some() && self.accumulator == earlier.accumulator
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Operations up to a `tcgen05.commit` or `cp.async.mbarrier.arrive`.
@@ -182,10 +208,16 @@ impl Tracker {
             agent,
             strong: false,
             map: None,
+            accumulator: None,
             patterns: Patterns::default(),
             view: Some(view),
         });
         Operation(self.operations.len() as u32 - 1)
+    }
+
+    /// Sets the accumulator of an MMA.
+    pub fn has_accumulator(&mut self, operation: Operation, accumulator: Accumulator) {
+        self.operations[operation.0 as usize].accumulator = Some(accumulator);
     }
 
     /// Marks an operation as a reduction (`cp.reduce.async.bulk`, `red.async`): its writes do not
@@ -213,6 +245,7 @@ impl Tracker {
             agent: PREVIOUS_GRID,
             strong: false,
             map: None,
+            accumulator: None,
             patterns: Patterns::default(),
             view: None,
         });
@@ -272,6 +305,11 @@ impl Tracker {
         let Some(barrier) = barrier else { return };
         let distance = distance(own_rank, rank);
         barrier.current[distance].started |= 1 << (own_rank & 15);
+        if let Some(view) = &view {
+            let executed = &mut barrier.current[distance].executed;
+            executed.join(&view.known.generic);
+            executed.join(&view.known.executed);
+        }
         let info = &mut self.operations[at];
         (info.agent, info.value) = (barrier.agents[distance], arrival.phase as u32 + 1);
         barrier.phase_ends(arrival);

@@ -180,6 +180,8 @@ pub enum HazardKind {
     SwizzleMissing,
     /// An arrival in a phase whose predecessor no thread saw complete.
     PhaseUnobserved,
+    /// An arrival in a phase whose predecessor the arriving thread does not know to be complete.
+    PhaseUnknown,
     /// A lane arrives for the warp without `bar.warp.sync` after the `tcgen05.wait` of other lanes.
     TensorWaitOfOneLane,
 }
@@ -222,6 +224,7 @@ impl HazardKind {
             HazardKind::SwizzleMismatch => "swizzle-mismatch",
             HazardKind::SwizzleMissing => "swizzle-missing",
             HazardKind::PhaseUnobserved => "phase-unobserved",
+            HazardKind::PhaseUnknown => "phase-unknown",
             HazardKind::TensorWaitOfOneLane => "tensor-wait-of-one-lane",
         }
     }

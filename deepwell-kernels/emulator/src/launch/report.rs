@@ -98,6 +98,8 @@ pub struct Unwritten {
 pub struct Report {
     /// Accesses that no synchronization orders, and other findings of the tracker.
     pub hazards: Vec<Hazard>,
+    /// Whether warnings fail the launch.
+    pub warnings_fail: bool,
     /// Reads of shared and tensor memory that was never written, once per instruction.
     pub unwritten: Vec<Unwritten>,
     /// Statistics of the launch.
@@ -107,13 +109,15 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether the launch has no errors and no unwritten reads. Warnings do not count.
+    /// Whether the launch has no errors and no unwritten reads. Warnings count only with
+    /// [`Rules::warnings_fail`](crate::hazard::Rules::warnings_fail).
     pub fn is_clean(&self) -> bool {
         self.errors().next().is_none() && self.unwritten.is_empty()
     }
 
-    /// Hazards of severity [`Severity::Error`].
+    /// Hazards that fail the launch: those of severity [`Severity::Error`], or all.
     pub fn errors(&self) -> impl Iterator<Item = &Hazard> {
-        self.hazards.iter().filter(|hazard| hazard.kind.severity() == Severity::Error)
+        let fails = |severity| self.warnings_fail || severity == Severity::Error;
+        self.hazards.iter().filter(move |hazard| fails(hazard.kind.severity()))
     }
 }

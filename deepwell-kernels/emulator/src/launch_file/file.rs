@@ -109,6 +109,8 @@ pub enum Lenience {
     RelaxedClusterArrivals,
     /// Mbarriers synchronize different CTAs only with `.cluster` scope.
     MbarrierScopes,
+    /// A thread arrives at an mbarrier only if it knows that the previous phase is complete.
+    ArrivalPhases,
     /// Addresses in tensor memory must name the lanes of the executing warp; disabled as in
     /// [`LaneBits::Ignored`](crate::tcgen05::LaneBits::Ignored).
     LaneBits,

@@ -203,7 +203,7 @@ fn baseline<'a>(
     });
     let sm_count = options.sm_count.unwrap_or(settings.sm_count);
     let settings = Settings { sm_count, ..settings };
-    let (outcome, device) = launch.run_program(&settings, None);
+    let (outcome, device) = launch.run_program(&settings, None, None);
     match &outcome.result {
         Ok(report) if outcome.is_right() => Ok(Baseline {
             launch,
@@ -237,7 +237,7 @@ impl Baseline<'_> {
     fn notices(&self, mutation: &Mutation) -> Option<String> {
         let program = self.launch.program()?;
         let mutant = mutant(program, mutation);
-        let (outcome, device) = self.launch.run_program(&self.settings, Some(mutant));
+        let (outcome, device) = self.launch.run_program(&self.settings, Some(mutant), None);
         let report = match &outcome.result {
             Err(error) => return error.to_string().lines().next().map(str::to_owned),
             Ok(report) => report,

@@ -179,6 +179,7 @@ fn without(mut settings: Settings, rule: &Lenience) -> Settings {
         Lenience::TensorFences => settings.rules.tensor_fences = false,
         Lenience::RelaxedClusterArrivals => settings.rules.relaxed_cluster_arrivals = false,
         Lenience::MbarrierScopes => settings.rules.mbarrier_scopes = false,
+        Lenience::ArrivalPhases => settings.rules.arrival_phases = false,
         Lenience::LaneBits => settings.lane_bits = LaneBits::Ignored,
         Lenience::Warnings => settings.rules.warnings = false,
     }

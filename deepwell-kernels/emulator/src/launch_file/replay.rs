@@ -4,10 +4,12 @@ use std::time::{Duration, Instant};
 
 use super::compare::{Comparison, compare};
 use super::prepare::PreparedLaunch;
+use crate::cycles::{Recorder, Recording};
 use crate::decode::Program;
 use crate::error::EmulatorError;
-use crate::launch::{Emulator, Report, Settings};
+use crate::launch::{Completion, Emulator, Report, Settings};
 use crate::numerics::ResultMode;
+use crate::observe::Observer;
 
 /// Outcome of a launch.
 #[derive(Clone, Debug)]
@@ -67,7 +69,15 @@ impl Outcome {
 impl PreparedLaunch {
     /// Runs the launch on fresh memory and compares the results.
     pub fn run(&self, settings: &Settings) -> Outcome {
-        self.run_program(settings, None).0
+        self.run_program(settings, None, None).0
+    }
+
+    /// Runs the launch eagerly and records what the cycle model needs.
+    pub fn run_recorded(&self, settings: &Settings) -> (Outcome, Recording) {
+        let settings = Settings { completion: Completion::Eager, ..settings.clone() };
+        let mut recorder = Recorder::default();
+        let (outcome, _) = self.run_program(&settings, None, Some(&mut recorder));
+        (outcome, recorder.finish())
     }
 
     /// Runs the launch, optionally with another program as the kernel. Also returns the device.
@@ -75,6 +85,7 @@ impl PreparedLaunch {
         &self,
         settings: &Settings,
         program: Option<Program>,
+        observer: Option<&mut dyn Observer>,
     ) -> (Outcome, Emulator) {
         let mut device = self.device.clone();
         device.settings = settings.clone();
@@ -82,7 +93,7 @@ impl PreparedLaunch {
             device.replace_program(self.module, program);
         }
         let begun = Instant::now();
-        let result = device.launch(self.module, &self.spec);
+        let result = device.launch_observed(self.module, &self.spec, observer);
         let took = begun.elapsed();
         let comparisons = match &result {
             Ok(_) => self.compare(&device, settings.results),

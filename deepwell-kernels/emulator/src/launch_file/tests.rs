@@ -245,7 +245,7 @@ fn a_launch_is_compared_and_watched() {
     let folder = folder();
     let expected: Vec<u8> = {
         let prepared = prepare(DOCUMENT, folder.path()).unwrap();
-        let (outcome, device) = prepared.run_program(&Settings::default(), None);
+        let (outcome, device) = prepared.run_program(&Settings::default(), None, None);
         assert!(outcome.is_right());
         let (_, address, bytes) = prepared.buffers[0];
         device.read(address, bytes as usize).unwrap().to_vec()

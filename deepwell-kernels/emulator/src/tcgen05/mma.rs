@@ -11,8 +11,10 @@ use super::scale_factors::ScaleTile;
 use super::tile::{K_CHUNKS, SharedTile};
 use crate::decode::MmaKind;
 use crate::error::Fault;
+use crate::hazard::Accumulator;
 use crate::number::{Format, Rounding, decode, encode};
 use crate::numerics::{Accumulate, MmaSpec, Operand, ResultMode, TensorCore, multiply};
+use crate::observe::TensorMma;
 use crate::place::Memory;
 
 /// Tensor-memory columns of A: 32 bytes per row.
@@ -62,6 +64,27 @@ impl MmaPlan {
     pub fn bytes_shared(&self) -> u64 {
         let a = if matches!(self.a, PlannedA::Shared(_)) { self.descriptor.m } else { 0 };
         u64::from(a + self.descriptor.n) * 32
+    }
+
+    /// The MMA for an observer.
+    pub fn observed(&self) -> TensorMma {
+        TensorMma {
+            m: self.descriptor.m,
+            n: self.descriptor.n,
+            k: k_of(self.kind),
+            group: self.group,
+            a_in_shared: matches!(self.a, PlannedA::Shared(_)),
+        }
+    }
+
+    /// The accumulator.
+    pub fn accumulator(&self) -> Accumulator {
+        let TensorAddress { lane, column } = self.d;
+        Accumulator {
+            address: lane << 16 | column,
+            shape: [self.descriptor.m, self.descriptor.n],
+            group: self.group,
+        }
     }
 
     /// The decoded instruction descriptor.

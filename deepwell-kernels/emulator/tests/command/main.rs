@@ -58,6 +58,7 @@ fn help() {
     snapshot("help", &stdout_of(&["--help"], 0));
     snapshot("help_run", &stdout_of(&["run", "--help"], 0));
     snapshot("help_mutate", &stdout_of(&["mutate", "--help"], 0));
+    snapshot("help_cycles", &stdout_of(&["cycles", "--help"], 0));
     snapshot("help_survey", &stdout_of(&["survey", "--help"], 0));
 }
 
@@ -153,8 +154,8 @@ fn a_survey_is_one_table() {
         let modes: Vec<_> = runs.iter().map(|run| &run["mode"]["completion"]).collect();
         assert_eq!(modes, expected, "{flags:?}");
     };
-    check(&[], &["eager", "lazy seed 1", "lazy seed 2", "demand"]);
-    check(&["--skip-eager"], &["lazy seed 1", "lazy seed 2", "demand"]);
+    check(&[], &["eager", "lazy seed 1", "lazy seed 2", "demand", "late-copies"]);
+    check(&["--skip-eager"], &["lazy seed 1", "lazy seed 2", "demand", "late-copies"]);
 }
 
 #[test]
@@ -179,7 +180,10 @@ fn what_cannot_be_used_is_refused() {
     check(&["run", &empty], "expected `.toml` files");
     check(&["mutate", "absent.toml"], "cannot read absent.toml");
     check(&["survey", &empty], "expected `.toml` files");
-    check(&["run", EXAMPLE, "--completion", "late"], "[possible values: eager, lazy, demand]");
+    check(
+        &["run", EXAMPLE, "--completion", "late"],
+        "[possible values: eager, lazy, demand, late-copies]",
+    );
     check(&["run", EXAMPLE, "--sm-count", "0"], "--sm-count");
     check(&["walk"], "unrecognized subcommand");
 }

@@ -74,6 +74,18 @@ fn a_ring_of_bulk_copies() {
         &[
             Bug("no wait for the copy", &[("wait full", "")], "deadlock"),
             Bug("no wait for the readers", &[("wait empty", "")], "deadlock"),
+            Bug(
+                "bytes expected before the wait for the readers",
+                &[
+                    (
+                        "wait empty",
+                        "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r9], 1024;\n\
+                         WAIT [%r10], %r12;",
+                    ),
+                    ("expect", ""),
+                ],
+                "phase-unknown",
+            ),
             Bug("the wrong phase to read", &[("full parity", "xor.b32 %r12, %r6, 1;")], "deadlock"),
             Bug("the phase never changes", &[("full parity", "mov.u32 %r12, 0;")], "deadlock"),
             Bug(

@@ -1,7 +1,10 @@
 //! What other grids and the launch itself do: dependent launches, cluster launch control, tensor
 //! maps that change.
 
-use crate::{Bug, Program, check};
+use deepwell_emulator::bulk::Swizzle;
+use deepwell_emulator::launch::{Completion, Settings};
+
+use crate::{Bug, Program, check, launch};
 
 #[test]
 fn a_tensor_map_is_changed() {
@@ -80,6 +83,7 @@ fn a_tensor_map_is_changed() {
 fn launch_control_answers() {
     let program = Program {
         target: "sm_100a",
+        grid: 32,
         ..Program::of(
             32,
             ".shared .align 16 .b8 answer[64];\n.shared .align 8 .b8 told[8];\n.reg .b128 %q1;",
@@ -97,6 +101,7 @@ fn launch_control_answers() {
              WAIT [%r2], 0; // @wait
              ld.shared.b128 %q1, [%r1]; // @read
              clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, %q1;
+             @!%p1 bra END; // @over
              fence.proxy.async.shared::cta; // @proxy
              bar.warp.sync -1; // @sync
              @%p0 bra AGAIN;
@@ -105,7 +110,8 @@ fn launch_control_answers() {
                [%r1], [%r2];
              AGAIN:
              bar.warp.sync -1;
-             WAIT [%r2], 1; // @wait again",
+             WAIT [%r2], 1; // @wait again
+             END:",
         )
     };
     check(
@@ -133,9 +139,52 @@ fn launch_control_answers() {
                 )],
                 "launch-control-alignment",
             ),
+            Bug("asked again after a failure", &[("over", "")], "launch-control-after-failure"),
             Bug("the end before the answer", &[("wait again", "")], "unfinished-at-exit"),
         ],
     );
+}
+
+/// Each CTA cancels clusters until an answer has none, and counts itself and each of them.
+const WORKERS: Program = Program {
+    target: "sm_100a",
+    grid: 64,
+    ..Program::of(
+        32,
+        ".shared .align 16 .b8 answer[16];\n.shared .align 8 .b8 told[8];\n.reg .b128 %q1;",
+        "setp.ne.u32 %p0, %r0, 0;
+         @%p0 bra END;
+         mov.u32 %r1, answer;
+         mov.u32 %r2, told;
+         mov.u32 %r3, 0;
+         mbarrier.init.shared::cta.b64 [%r2], 1;
+         fence.mbarrier_init.release.cluster;
+         NEXT:
+         atom.global.add.u32 %r4, [%rd1], 1;
+         mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 16;
+         clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes.b128 \
+           [%r1], [%r2];
+         WAIT [%r2], %r3;
+         xor.b32 %r3, %r3, 1;
+         ld.shared.b128 %q1, [%r1];
+         clusterlaunchcontrol.query_cancel.is_canceled.pred.b128 %p1, %q1;
+         fence.proxy.async.shared::cta;
+         @%p1 bra NEXT;
+         END:",
+    )
+};
+
+#[test]
+fn launch_control_fails_with_clusters_left() {
+    // Without failures the first 8 CTAs cancel the others; every CTA's work is done either way.
+    for (completion, more_ctas) in
+        [(Completion::Eager, false), (Completion::Lazy { seed: 1 }, true)]
+    {
+        let settings = Settings { completion, ..Settings::default() };
+        let (report, output) = launch(&WORKERS, &[], Swizzle::None, settings).unwrap();
+        assert_eq!(output[0], 64, "{completion:?}");
+        assert_eq!(report.counts.ctas > 8, more_ctas, "{completion:?}: {}", report.counts.ctas);
+    }
 }
 
 #[test]

@@ -7,10 +7,12 @@
 //! of marked lines. `WAIT address, parity` stands for a loop of `mbarrier.try_wait`, `MULTICAST`
 //! for the words of a tensor copy to several CTAs of a cluster.
 
+mod aligned;
 mod bulk;
 mod cluster;
 mod copies;
 mod grids;
+mod orders;
 mod registers;
 mod swizzles;
 mod tensor_memory;
@@ -19,7 +21,7 @@ mod warp_groups;
 
 use deepwell_emulator::bulk::{ElementType, Swizzle, TensorMap, TensorMapSpec};
 use deepwell_emulator::error::EmulatorError;
-use deepwell_emulator::launch::{Arguments, Emulator, LaunchSpec, Settings};
+use deepwell_emulator::launch::{Arguments, Emulator, LaunchSpec, Report, Settings};
 
 /// A kernel that is right.
 pub(crate) struct Program {
@@ -86,7 +88,7 @@ fn text(program: &Program, edits: &[(&str, &str)]) -> String {
     format!(
         ".version 9.0\n.target {target}\n.address_size 64\n.visible .entry k(\n\
          .param .u64 input,\n.param .u64 output,\n.param .align 64 .b8 map[128]\n)\n\
-         .maxntid {threads}, 1, 1\n{cluster}{{\n\
+         .maxntid {threads}, 1, 1\n.minnctapersm 1\n{cluster}{{\n\
          .reg .pred %p<16>;\n.reg .b32 %r<64>;\n.reg .b64 %rd<32>;\n.reg .f32 %f<64>;\n{shared}\n\
          ld.param.u64 %rd0, [input];\nld.param.u64 %rd1, [output];\nmov.b64 %rd2, map;\n\
          mov.u32 %r0, %tid.x;\n{body}\nret;\n}}\n"
@@ -113,14 +115,36 @@ pub(crate) fn findings_of(
     swizzle: Swizzle,
     settings: Settings,
 ) -> Vec<String> {
+    match launch(program, edits, swizzle, settings) {
+        Ok((report, _)) => {
+            let mut found: Vec<String> =
+                report.hazards.iter().map(|hazard| hazard.kind.name().to_owned()).collect();
+            found.extend(report.unwritten.iter().map(|_| "unwritten".to_owned()));
+            found.dedup();
+            found
+        }
+        Err(EmulatorError::Fault(report)) => {
+            vec![report.fault.rule.to_owned(), report.to_string()]
+        }
+        Err(error @ EmulatorError::Deadlock { .. }) => {
+            vec!["deadlock".to_owned(), error.to_string()]
+        }
+        Err(other) => vec!["refused".to_owned(), other.to_string()],
+    }
+}
+
+/// Runs a program; returns the report and the words of the output.
+pub(crate) fn launch(
+    program: &Program,
+    edits: &[(&str, &str)],
+    swizzle: Swizzle,
+    settings: Settings,
+) -> Result<(Report, Vec<u32>), EmulatorError> {
     let text = text(program, edits);
     // Two instructions of a thousand threads are few: a loop without end is found soon.
     let settings = Settings { step_limit: 1_000_000, ..settings };
     let mut emulator = Emulator::new(settings);
-    let module = match emulator.load(&text) {
-        Ok(module) => module,
-        Err(error) => return vec!["refused".to_owned(), error.to_string()],
-    };
+    let module = emulator.load(&text)?;
     let input = emulator.allocate(BYTES as u64, "input");
     let numbers: Vec<u8> = (0..BYTES / 2).flat_map(|at| (at as u16 % 3).to_le_bytes()).collect();
     emulator.write(input, &numbers).expect("it was allocated");
@@ -139,22 +163,10 @@ pub(crate) fn findings_of(
         arguments: Arguments::new().u64(input).u64(output).structure(&map, 64).bytes(),
         programmatic: false,
     };
-    match emulator.launch(module, &spec) {
-        Ok(report) => {
-            let mut found: Vec<String> =
-                report.hazards.iter().map(|hazard| hazard.kind.name().to_owned()).collect();
-            found.extend(report.unwritten.iter().map(|_| "unwritten".to_owned()));
-            found.dedup();
-            found
-        }
-        Err(EmulatorError::Fault(report)) => {
-            vec![report.fault.rule.to_owned(), report.to_string()]
-        }
-        Err(error @ EmulatorError::Deadlock { .. }) => {
-            vec!["deadlock".to_owned(), error.to_string()]
-        }
-        Err(other) => vec!["refused".to_owned(), other.to_string()],
-    }
+    let report = emulator.launch(module, &spec)?;
+    let words = emulator.read(output, BYTES).expect("it was allocated").chunks_exact(4);
+    let words = words.map(|word| u32::from_le_bytes(word.try_into().expect("four bytes")));
+    Ok((report, words.collect()))
 }
 
 /// Nothing is found in the program, and the right thing in each of its bugs.

@@ -307,15 +307,13 @@ fn stores_to_tensor_memory() {
 }
 
 /// A in tensor memory: all warps store it, thread 0 multiplies, and the stored place is used again.
-#[test]
-fn a_matrix_in_tensor_memory() {
-    let program = Program {
-        target: "sm_100a",
-        ..Program::of(
-            128,
-            ".reg .b16 %h1;\n.shared .align 1024 .b8 b[256];\n.shared .align 8 .b8 full[8];\n\
+pub(crate) const MATRIX: Program = Program {
+    target: "sm_100a",
+    ..Program::of(
+        128,
+        ".reg .b16 %h1;\n.shared .align 1024 .b8 b[256];\n.shared .align 8 .b8 full[8];\n\
              .shared .align 4 .b8 base[4];",
-            "mov.u32 %r2, b;
+        "mov.u32 %r2, b;
              mov.u32 %r3, full;
              mov.u32 %r5, base;
              shl.b32 %r8, %r0, 1;
@@ -364,10 +362,13 @@ fn a_matrix_in_tensor_memory() {
              @%p1 bra END;
              tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r10, 32;
              END:",
-        )
-    };
+    )
+};
+
+#[test]
+fn a_matrix_in_tensor_memory() {
     check(
-        &program,
+        &MATRIX,
         &[
             Bug("no wait for the store", &[("wait store", "")], "missing-tensor-wait-store"),
             Bug("no fence before", &[("before", "")], "missing-tensor-fence-before"),

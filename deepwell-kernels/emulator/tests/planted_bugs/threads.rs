@@ -150,7 +150,7 @@ fn block_reduction() {
             Bug(
                 "a barrier that half of the threads meet",
                 &[("sync at last", "@%p0 bar.sync 0;")],
-                "missing-synchronization",
+                "aligned-without-lanes",
             ),
         ],
     );

@@ -5,12 +5,14 @@ use deepwell_emulator::numerics::ResultMode;
 
 use crate::runtime::cuda::driver::{DriverError, DriverResult};
 
-/// Completion of asynchronous operations: `eager`, `lazy`, `lazy:SEED` or `demand`.
+/// Completion of asynchronous operations: `eager`, `lazy`, `lazy:SEED`, `demand` or `late-copies`.
 pub const COMPLETION_VARIABLE: &str = "DEEPWELL_EMULATOR_COMPLETION";
 /// Numerics of tensor cores: `hw`, `exact`, `fuzz` or `fuzz:SEED`.
 pub const RESULTS_VARIABLE: &str = "DEEPWELL_EMULATOR_RESULTS";
 /// Hazard tracker: `on` or `off`.
 pub const TRACKER_VARIABLE: &str = "DEEPWELL_EMULATOR_TRACKER";
+/// Warnings of the tracker: `report` or `fail`.
+pub const WARNINGS_VARIABLE: &str = "DEEPWELL_EMULATOR_WARNINGS";
 /// Maximum CTAs that an SM runs at a time: 1 to 32.
 pub const CTAS_VARIABLE: &str = "DEEPWELL_EMULATOR_CTAS_PER_SM";
 
@@ -38,9 +40,10 @@ pub fn emulator_settings(
         settings.completion = match seeded(&text) {
             Some(("eager", None)) => Completion::Eager,
             Some(("demand", None)) => Completion::Demand,
+            Some(("late-copies", None)) => Completion::LateCopies,
             Some(("lazy", seed)) => Completion::Lazy { seed: seed.unwrap_or(0) },
             _ => {
-                let expected = "`eager`, `lazy`, `lazy:SEED` or `demand`";
+                let expected = "`eager`, `lazy`, `lazy:SEED`, `demand` or `late-copies`";
                 return Err(refused(COMPLETION_VARIABLE, expected, &text));
             }
         };
@@ -61,6 +64,13 @@ pub fn emulator_settings(
             "on" => true,
             "off" => false,
             _ => return Err(refused(TRACKER_VARIABLE, "`on` or `off`", &text)),
+        };
+    }
+    if let Some(text) = value(WARNINGS_VARIABLE) {
+        settings.rules.warnings_fail = match text.as_str() {
+            "report" => false,
+            "fail" => true,
+            _ => return Err(refused(WARNINGS_VARIABLE, "`report` or `fail`", &text)),
         };
     }
     if let Some(text) = value(CTAS_VARIABLE) {
@@ -85,6 +95,8 @@ fn refused(variable: &str, expected: &str, got: &str) -> DriverError {
 
 #[cfg(test)]
 mod tests {
+    use deepwell_emulator::hazard::Rules;
+
     use super::*;
 
     fn of(name: &str, value: &str) -> DriverResult<Settings> {
@@ -110,6 +122,9 @@ mod tests {
         check(RESULTS_VARIABLE, "fuzz:3", resulting(ResultMode::Fuzz(3)));
         check(TRACKER_VARIABLE, "on", default());
         check(TRACKER_VARIABLE, "off", Settings { tracker: false, ..default() });
+        let rules = Rules { warnings_fail: true, ..Rules::default() };
+        check(WARNINGS_VARIABLE, "fail", Settings { rules, ..default() });
+        check(COMPLETION_VARIABLE, "late-copies", completed(Completion::LateCopies));
         check(CTAS_VARIABLE, "8", Settings { ctas_per_sm: 8, ..default() });
     }
 

@@ -104,6 +104,7 @@ impl EmulatedLaunch {
                 Completion::Eager => "eager".to_string(),
                 Completion::Lazy { seed } => format!("lazy:{seed}"),
                 Completion::Demand => "demand".to_string(),
+                Completion::LateCopies => "late-copies".to_string(),
             },
             results: match settings.results {
                 ResultMode::Hardware => "hw".to_string(),

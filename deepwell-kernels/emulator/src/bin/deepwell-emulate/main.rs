@@ -4,6 +4,7 @@
 //! Results of a subcommand go to stdout, as text or with `--json` as one JSON document. All other
 //! output goes to stderr.
 
+mod cycles;
 mod json;
 mod modes;
 mod mutate;
@@ -56,6 +57,7 @@ Examples:
   deepwell-emulate run saxpy.toml                           once, watched by the hazard tracker
   deepwell-emulate run gemm.toml --completion lazy --seed 7 copies end late, in another order
   deepwell-emulate run gemm.toml --results exact,fuzz       other sums in tensor cores
+  deepwell-emulate cycles gemm.toml --timeline .            the time on a GPU, modelled
   deepwell-emulate mutate gemm.toml                         delete each wait, fence and arrival
 
 docs/emulator.md of the repository has all fields of launch files, tensor maps among them.
@@ -78,6 +80,7 @@ enum Command {
     Run(run::RunArgs),
     Mutate(mutate::MutateArgs),
     Survey(survey::SurveyArgs),
+    Cycles(cycles::CyclesArgs),
 }
 
 fn main() -> ExitCode {
@@ -85,6 +88,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args),
         Command::Mutate(args) => mutate::run(&args),
         Command::Survey(args) => survey::run(&args),
+        Command::Cycles(args) => cycles::run(&args),
     };
     match result {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,6 +1,7 @@
 //! Modes in which a launch runs.
 
 use clap::{Args, ValueEnum};
+use deepwell_emulator::hazard::Rules;
 use deepwell_emulator::launch::{Completion, Settings};
 use deepwell_emulator::launch_file::PreparedLaunch;
 use deepwell_emulator::numerics::ResultMode;
@@ -16,6 +17,8 @@ pub(crate) enum CompletionWord {
     /// As late as possible: only when no warp can continue, and only an operation that a warp waits
     /// for
     Demand,
+    /// MMAs immediately, copies as late as possible
+    LateCopies,
 }
 
 /// What tensor cores compute where the ISA leaves it open.
@@ -38,6 +41,24 @@ pub(crate) enum TrackerWord {
     Off,
 }
 
+/// Which MMAs of a thread are ordered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MmaOrderWord {
+    /// All, in order of issue, as current hardware runs them
+    Issue,
+    /// Only those with the same accumulator and shape, as the ISA says
+    Strict,
+}
+
+/// What warnings do to a launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WarningsWord {
+    /// They are reported
+    Report,
+    /// They fail the launch, like errors
+    Fail,
+}
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ModeArgs {
     /// When asynchronous copies and MMAs complete; the launch runs once per value
@@ -52,6 +73,12 @@ pub(crate) struct ModeArgs {
     /// Hazard tracker
     #[arg(long, value_name = "WORD", default_value = "on")]
     tracker: TrackerWord,
+    /// Order of the `tcgen05.mma`s of a thread
+    #[arg(long, value_name = "WORD", default_value = "issue")]
+    mma_order: MmaOrderWord,
+    /// Whether warnings fail a launch
+    #[arg(long, value_name = "WORD", default_value = "report")]
+    warnings: WarningsWord,
     /// Number of SMs [default: from the launch file, else 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) sm_count: Option<u32>,
@@ -78,6 +105,7 @@ impl ModeArgs {
                         CompletionWord::Eager => Completion::Eager,
                         CompletionWord::Lazy => Completion::Lazy { seed },
                         CompletionWord::Demand => Completion::Demand,
+                        CompletionWord::LateCopies => Completion::LateCopies,
                     };
                     let results = match results {
                         ResultsWord::Hw => ResultMode::Hardware,
@@ -102,6 +130,11 @@ impl ModeArgs {
             tracker: self.tracker == TrackerWord::On,
             step_limit: self.step_limit,
             trace_limit: trace,
+            rules: Rules {
+                strict_mma_order: self.mma_order == MmaOrderWord::Strict,
+                warnings_fail: self.warnings == WarningsWord::Fail,
+                ..Rules::default()
+            },
             ..Settings::default()
         });
         Settings { sm_count: self.sm_count.unwrap_or(settings.sm_count), ..settings }
@@ -114,6 +147,7 @@ pub(crate) fn completion_name(completion: Completion) -> String {
         Completion::Eager => "eager".to_owned(),
         Completion::Lazy { seed } => format!("lazy seed {seed}"),
         Completion::Demand => "demand".to_owned(),
+        Completion::LateCopies => "late-copies".to_owned(),
     }
 }
 

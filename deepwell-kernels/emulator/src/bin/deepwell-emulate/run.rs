@@ -15,16 +15,8 @@ use crate::{json, text};
 /// Run launches and check results and hazards
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Launch files, or folders of launch files
-    #[arg(required = true, value_name = "FILE.toml")]
-    files: Vec<PathBuf>,
-    /// Run every launch of a folder, not only the largest launch of each kernel within `--largest`
-    #[arg(long)]
-    every: bool,
-    /// Maximum number of warp instructions of a folder's launches; the smallest launch of a kernel
-    /// always qualifies
-    #[arg(long, value_name = "N", default_value_t = 5_000_000)]
-    largest: u64,
+    #[command(flatten)]
+    launches: LaunchArgs,
     #[command(flatten)]
     modes: ModeArgs,
     /// Print the first N executed warp instructions (1000 without N)
@@ -35,11 +27,26 @@ pub(crate) struct RunArgs {
     json: bool,
 }
 
+/// Launches of a command.
+#[derive(Debug, Args)]
+pub(crate) struct LaunchArgs {
+    /// Launch files, or folders of launch files
+    #[arg(required = true, value_name = "FILE.toml")]
+    files: Vec<PathBuf>,
+    /// Run every launch of a folder, not only the largest launch of each kernel within `--largest`
+    #[arg(long)]
+    every: bool,
+    /// Maximum number of warp instructions of a folder's launches; the smallest launch of a kernel
+    /// always qualifies
+    #[arg(long, value_name = "N", default_value_t = 5_000_000)]
+    largest: u64,
+}
+
 /// Runs every launch in every mode. Returns whether all outcomes are right.
 pub(crate) fn run(args: &RunArgs) -> Result<bool> {
     let mut all_right = true;
     let mut documents = Vec::new();
-    for launch in launches(args)? {
+    for launch in launches(&args.launches)? {
         for mode in args.modes.modes() {
             let settings = args.modes.settings(mode, &launch, args.trace.unwrap_or(0));
             let outcome = launch.run(&settings);
@@ -57,7 +64,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<bool> {
 }
 
 /// Returns the launches: given files in order, and for a folder one launch per kernel, or all.
-fn launches(args: &RunArgs) -> Result<Vec<PreparedLaunch>> {
+pub(crate) fn launches(args: &LaunchArgs) -> Result<Vec<PreparedLaunch>> {
     let mut launches = Vec::new();
     for path in &args.files {
         let paths = std::slice::from_ref(path);

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
+use deepwell_emulator::hazard::Rules;
 use deepwell_emulator::launch::{Completion, Settings};
 use deepwell_emulator::launch_file::{
     MutantEnd, MutationOptions, MutationSummary, Outcome, PreparedLaunch, ReplayStatus, mutate,
@@ -17,7 +18,7 @@ use deepwell_emulator::proof::{is_drawn, short};
 use rayon::prelude::*;
 use serde_json::{Value, json};
 
-use crate::modes::{Mode, completion_name, results_name};
+use crate::modes::{Mode, WarningsWord, completion_name, results_name};
 use crate::mutate::{Group, class, groups, summary_json, summary_text, word};
 use crate::output::{print, print_json, progress};
 use crate::proofs::{Proof, Proofs};
@@ -67,17 +68,21 @@ pub(crate) struct SurveyArgs {
     /// Run every kernel, and write the table of proofs
     #[arg(long, requires = "proofs", conflicts_with = "draw")]
     record: bool,
+    /// Whether warnings fail a launch
+    #[arg(long, value_name = "WORD", default_value = "report")]
+    warnings: WarningsWord,
     /// Print one JSON document instead of text
     #[arg(long)]
     json: bool,
 }
 
 /// Columns of the table.
-const MODES: [Mode; 6] = [
+const MODES: [Mode; 7] = [
     Mode { completion: Completion::Eager, results: ResultMode::Hardware },
     Mode { completion: Completion::Lazy { seed: 1 }, results: ResultMode::Hardware },
     Mode { completion: Completion::Lazy { seed: 2 }, results: ResultMode::Hardware },
     Mode { completion: Completion::Demand, results: ResultMode::Hardware },
+    Mode { completion: Completion::LateCopies, results: ResultMode::Hardware },
     Mode { completion: Completion::Eager, results: ResultMode::Exact },
     Mode { completion: Completion::Eager, results: ResultMode::Fuzz(1) },
 ];
@@ -228,6 +233,10 @@ fn survey(
                     completion: mode.completion,
                     results: mode.results,
                     tracker: of_machine,
+                    rules: Rules {
+                        warnings_fail: args.warnings == WarningsWord::Fail,
+                        ..Rules::default()
+                    },
                     ..Settings::default()
                 });
                 let outcome = launch.run(&settings);
