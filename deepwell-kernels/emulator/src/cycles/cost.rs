@@ -19,10 +19,12 @@ pub struct Work {
     pub mufu: f32,
     /// Bytes through the port of shared memory.
     pub shared_bytes: f32,
-    /// Bytes loaded from and stored to device memory.
-    pub device_bytes: f32,
-    /// Whether it loads from device memory.
-    pub loads: bool,
+    /// Bytes stored to device memory.
+    pub stored_bytes: f32,
+    /// Bytes loaded from device memory.
+    pub loaded_bytes: f32,
+    /// Clocks that the instructions take without other warps, fast and slow.
+    pub alone: [f32; 2],
     /// Multiply-adds of `mma.sync`, in those of 16-bit operands.
     pub multiply_adds: f32,
 }
@@ -35,9 +37,14 @@ impl Work {
         self.alu += other.alu;
         self.mufu += other.mufu;
         self.shared_bytes += other.shared_bytes;
-        self.device_bytes += other.device_bytes;
-        self.loads |= other.loads;
+        self.stored_bytes += other.stored_bytes;
+        self.loaded_bytes += other.loaded_bytes;
         self.multiply_adds += other.multiply_adds;
+    }
+
+    /// The same at the rates of any machine, see [`Machine`].
+    pub(super) fn lanes_at_least(&self) -> [f64; 3] {
+        [self.fma[0] + self.fma[1], 2.0 * self.alu, 8.0 * self.mufu].map(f64::from)
     }
 
     /// Clocks in the lanes of an SM's quarter: FMA, ALU, MUFU.
@@ -95,7 +102,8 @@ fn of_access(space: Space, bytes: f32, is_load: bool) -> Work {
     let one = Work { issue: 1.0, ..Work::default() };
     match space {
         Space::Shared | Space::SharedCluster => Work { shared_bytes: bytes, ..one },
-        Space::Global | Space::Generic => Work { device_bytes: bytes, loads: is_load, ..one },
+        Space::Global | Space::Generic if is_load => Work { loaded_bytes: bytes, ..one },
+        Space::Global | Space::Generic => Work { stored_bytes: bytes, ..one },
         _ => one,
     }
 }

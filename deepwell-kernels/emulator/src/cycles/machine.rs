@@ -25,8 +25,8 @@ pub struct Machine {
     pub alu_clocks: f64,
     /// `ex2`, `rcp` and other functions.
     pub mufu_clocks: f64,
-    /// Clocks between two instructions of one warp, at least.
-    pub issue_interval: f64,
+    /// Which clocks of [`Work::alone`](super::record::Work::alone) count.
+    pub bound: Bound,
     /// Bytes that shared memory reads or writes in a clock.
     pub shared_bytes: f64,
     /// Whether copies write through the port that MMAs read through.
@@ -35,8 +35,6 @@ pub struct Machine {
     pub copy_bytes: f64,
     /// Clocks from the issue of a copy to its first byte.
     pub copy_latency: f64,
-    /// Clocks of a load from device memory.
-    pub load_latency: f64,
     /// Clocks from an arrival at an mbarrier or a barrier to the next instruction of a waiter.
     pub wake_latency: f64,
     /// Clocks from the end of an MMA to the next instruction of a thread that waits for its
@@ -64,14 +62,12 @@ impl Machine {
             fma_pair_clocks: range(1.0, 2.0),
             alu_clocks: 2.0,  // GUIDE: 64 lanes of an SM in a clock
             mufu_clocks: 8.0, // GUIDE, FA4: 16 lanes of an SM in a clock
-            // Four clocks of latency (arXiv 2402.13499) over two independent instructions: assumed.
-            issue_interval: range(1.0, 2.0),
+            bound,
             shared_bytes: 128.0, // QK, SA
             // Unknown: the sum of reads and writes is 128 bytes, or each.
             copies_share_port: slow,
             copy_bytes: range(64.0, 38.0), // assumed; SA: 16 KiB more take 352 to 425 clocks
             copy_latency: range(600.0, 890.0), // assumed for the L2 cache; SA: 900 for 512 bytes
-            load_latency: range(270.0, 700.0), // arXiv 2402.13499: L2 cache; device memory
             wake_latency: range(20.0, 60.0), // no public figure
             mma_latency: range_of(slow, [104.0, 130.0], [136.0, 170.0]), // SA
             mma_start: 12.0,               // SA

@@ -18,6 +18,7 @@
 //! control) keep its decisions.
 
 mod cost;
+mod dependence;
 mod ledger;
 pub mod machine;
 pub mod record;

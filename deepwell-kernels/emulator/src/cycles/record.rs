@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 
-use super::cost::{Work, work_of};
+pub use super::cost::Work;
+use super::dependence::Scoreboard;
 use crate::decode::{Instruction, Tcgen05, WarpGroupOperand};
 use crate::observe::{Direction, Event, Observer, Origin, Phase, TensorMma};
 
@@ -84,11 +85,13 @@ enum Key {
 struct Open {
     steps: Vec<(u32, Step)>,
     work: Work,
+    board: Scoreboard,
     pc: u32,
 }
 
 impl Open {
     fn flush(&mut self) {
+        self.work.alone = self.board.take();
         if self.work != Work::default() {
             self.steps.push((self.pc, Step::Work(std::mem::take(&mut self.work))));
         }
@@ -96,6 +99,12 @@ impl Open {
 
     fn push(&mut self, pc: u32, step: Step) {
         self.flush();
+        if matches!(
+            step,
+            Step::Wait(_) | Step::CopyWait(..) | Step::TensorWait | Step::GroupWait(_)
+        ) {
+            self.board.wait();
+        }
         self.steps.push((pc, step));
     }
 }
@@ -185,13 +194,15 @@ impl Recorder {
                 if open.work == Work::default() {
                     open.pc = origin.pc;
                 }
-                open.work.add(work_of(instruction));
+                let work = open.board.run(origin.pc, instruction);
+                open.work.add(work);
                 if open.work.issue >= GRAIN {
                     open.flush();
                 }
                 return;
             }
         };
+        open.board.issue(origin.pc, instruction);
         open.push(origin.pc, step);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 use super::cost::Work;
 use super::ledger::Ledger;
-use super::machine::{Machine, operand_bytes};
+use super::machine::{Bound, Machine, operand_bytes};
 use super::record::{Recording, Signal, Step};
 use super::timeline::{Span, Track};
 use crate::observe::{Direction, TensorMma};
@@ -312,14 +312,15 @@ impl Replay<'_> {
         let quarter = origin.warp as usize % 4;
         let sm = self.sm_of(warp, origin.rank);
         let issue = f64::from(work.issue);
-        let mut end =
-            sm.issue[quarter].take(time, issue).max(time + issue * machine.issue_interval);
+        let alone = work.alone[usize::from(machine.bound == Bound::Slow)];
+        let mut end = sm.issue[quarter].take(time, issue).max(time + f64::from(alone));
         for (lanes, clocks) in sm.lanes[quarter].iter_mut().zip(work.lanes(&machine)) {
             end = end.max(lanes.take(time, clocks));
         }
         end = end.max(sm.port.take(time, f64::from(work.shared_bytes) / machine.shared_bytes));
-        let way = usize::from(!work.loads);
-        end = end.max(sm.copies[way].take(time, f64::from(work.device_bytes) / machine.copy_bytes));
+        for (copies, bytes) in sm.copies.iter_mut().zip([work.loaded_bytes, work.stored_bytes]) {
+            end = end.max(copies.take(time, f64::from(bytes) / machine.copy_bytes));
+        }
         if work.multiply_adds > 0.0 {
             let clocks = f64::from(work.multiply_adds) / (machine.multiply_adds / 4.0);
             let (free, busy) = &mut sm.quarters[quarter];
@@ -328,7 +329,7 @@ impl Replay<'_> {
             end = end.max(*free);
         }
         self.result.mma_clocks += f64::from(work.multiply_adds) / machine.multiply_adds;
-        if work.loads { end + machine.load_latency } else { end }
+        end
     }
 
     fn arrive(&mut self, signal: Signal, seen: f64) {

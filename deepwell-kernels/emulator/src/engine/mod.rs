@@ -40,6 +40,7 @@ mod world;
 pub(crate) use compact::share_rows;
 pub(crate) use random::Random;
 pub(crate) use register_pool::{SM_REGISTERS, launch_registers};
+pub(crate) use registers::visit_registers;
 pub(crate) use schedule::run;
 pub(crate) use track::tracker_of;
 pub(crate) use watch::watched;

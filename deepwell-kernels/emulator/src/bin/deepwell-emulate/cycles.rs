@@ -1,11 +1,13 @@
 //! `deepwell-emulate cycles`.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use deepwell_emulator::cycles::replay::Waiting;
 use deepwell_emulator::cycles::timeline::timeline;
 use deepwell_emulator::cycles::{Cycles, Estimate};
 use deepwell_emulator::decode::Program;
@@ -17,7 +19,7 @@ use crate::output::{print, print_json};
 use crate::run::{LaunchArgs, launches};
 use crate::text;
 
-/// Waits that the text lists.
+/// Waits that the text lists, with the slow bounds.
 const WAITS: usize = 6;
 
 /// Predict the time of launches on a GPU with the cycle model
@@ -96,18 +98,28 @@ fn text_of(launch: &PreparedLaunch, program: &Program, estimate: &Estimate) -> S
                 writeln!(text, "  {} warps never ended: the recording is incomplete", cycles.stuck);
         }
     }
-    let mut waits: Vec<_> = estimate.slow.waits.iter().collect();
+    // Warps of a group wait together: the longest stands for all four.
+    let mut waits: BTreeMap<(u32, u32), Waiting> = BTreeMap::new();
+    for ((warp, pc), waiting) in &estimate.slow.waits {
+        let of = waits.entry((warp / 4, *pc)).or_default();
+        if waiting.clocks > of.clocks {
+            *of = *waiting;
+        }
+    }
+    let mut waits: Vec<_> = waits.into_iter().collect();
     waits.sort_by(|a, b| b.1.clocks.total_cmp(&a.1.clocks));
-    let per_cta = f64::from(estimate.slow.sms) * estimate.slow.clocks;
-    let _ = writeln!(text, "  longest waits, slow bounds, in SM-clocks of the launch");
-    for ((warp, pc), waiting) in waits.into_iter().take(WAITS) {
-        let line = program.steps.get(*pc as usize).map_or(0, |step| step.ptx_line);
+    let total = f64::from(estimate.slow.sms) * estimate.slow.clocks;
+    for ((group, pc), waiting) in waits.into_iter().take(WAITS) {
+        let line = program.steps.get(pc as usize).map_or(0, |step| step.ptx_line);
+        let chain: Vec<String> =
+            launch.lines().chain(line).iter().skip(2).take(3).map(ToString::to_string).collect();
         let _ = writeln!(
             text,
-            "    warp {warp:2}  {:5.1} %  {:6} times  {}",
-            100.0 * waiting.clocks / per_cta,
-            waiting.times,
-            format!("PTX line {line}{}", text::source_of(launch.lines(), line))
+            "  {:4.1} % waits of warps {} to {}, PTX line {line}, {}",
+            100.0 * waiting.clocks / total,
+            4 * group,
+            4 * group + 3,
+            chain.join(" in ")
         );
     }
     text
