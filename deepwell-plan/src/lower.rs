@@ -40,7 +40,7 @@ pub use self::evaluation::lower_evaluation;
 pub(crate) use self::expert::expand_experts;
 use self::expert::expand_for_rank;
 pub(crate) use self::fallback::{
-    Transient, fallback_plan, further_copy_bytes, shared_operand_bytes,
+    Transient, fallback_plan, further_copy_bytes, shared_operand_lifetimes,
 };
 pub use self::fallback::{arena_bytes_with_fallback, lower_fallback, lower_within};
 pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
@@ -163,6 +163,13 @@ fn fuse_for(
         let request = KernelRequest { op, operands: &operands, input_count: inputs.len() };
         catalog.predicted_s(&request, target)
     })
+}
+
+/// A program, not yet verified.
+pub(crate) struct Counted {
+    pub(crate) program: Program,
+    /// Live bytes at each call, of the transient values outside of slots.
+    pub(crate) alive_bytes: Vec<usize>,
 }
 
 struct Lowering<'a> {
@@ -486,14 +493,14 @@ impl<'a> Lowering<'a> {
         mode: Mode,
         precision: Vec<TensorPrecision>,
         training: Option<&Program>,
-    ) -> Result<Program, PlanError> {
+    ) -> Result<Counted, PlanError> {
         let transient_offset = match training {
             None => self.layout_persistent(),
             Some(training) => self.layout_as_in(training)?,
         };
         let order = Order::of(&self.calls, &self.bodies)
             .map_err(|what| IrError::Program { program: self.graph.name.clone(), what })?;
-        let mut arena = self.layout_transient(transient_offset, &order);
+        let (mut arena, alive_bytes) = self.layout_transient(transient_offset, &order);
         let schedule = self.invocations();
         let handover = self.hand_over(&schedule, &mut arena);
         let is_forward = |pass: &&Slotted| (pass.phase, pass.chunk) == (Phase::Forward, 0);
@@ -522,7 +529,7 @@ impl<'a> Lowering<'a> {
             precision,
             unstored,
         };
-        Ok(program)
+        Ok(Counted { program, alive_bytes })
     }
 
     /// Targets of links that have no value.

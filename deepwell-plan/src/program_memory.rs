@@ -7,22 +7,22 @@
 //! the pipeline, and are cached for other plans.
 
 mod few_layers;
+mod landmarks;
+mod layers;
 mod parts;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use deepwell_ir::{
-    Graph, IrError, KernelCatalog, PrecisionPolicy, Program, Recompute, Target, keep_layers,
-    layer_kinds,
-};
+use deepwell_ir::{Graph, IrError, KernelCatalog, PrecisionPolicy, Recompute, Target, keep_layers};
 
 use self::few_layers::{Chunks, FewLayers, More};
+use self::layers::Layers;
 pub use self::parts::ProgramBytes;
 use self::parts::{InFlight, Parts};
 use crate::autoplan::base_plan;
-use crate::lower::{Differentiated, SharedGraph, fallback_plan};
+use crate::lower::{Counted, Differentiated, SharedGraph, fallback_plan};
 use crate::memory::StageLayers;
 use crate::schedule::{handovers, in_flight};
 use crate::stages::orders_of;
@@ -43,7 +43,7 @@ pub struct ProgramMemory<'a> {
     pub alone: Target,
     /// The device of a rank in a group.
     pub among_ranks: Target,
-    kinds: Vec<usize>,
+    layers: Layers,
     /// Models with few layers, by the layers kept.
     models: RefCell<HashMap<Vec<usize>, Rc<FewLayersModel>>>,
     lowered: RefCell<HashMap<Key, Rc<LoweredStages>>>,
@@ -98,7 +98,7 @@ struct LoweredStage {
     differentiated: Rc<Differentiated>,
     plan: Plan,
     target: Target,
-    program: Program,
+    counted: Counted,
 }
 
 impl<'a> ProgramMemory<'a> {
@@ -109,7 +109,7 @@ impl<'a> ProgramMemory<'a> {
         catalog: &'a dyn KernelCatalog,
         [alone, among_ranks]: [Target; 2],
     ) -> ProgramMemory<'a> {
-        let kinds = layer_kinds(graph);
+        let layers = Layers::of(graph, &request.policy);
         let (models, lowered, known, in_flight) = Default::default();
         ProgramMemory {
             graph,
@@ -117,7 +117,7 @@ impl<'a> ProgramMemory<'a> {
             catalog,
             alone,
             among_ranks,
-            kinds,
+            layers,
             models,
             lowered,
             known,
@@ -153,7 +153,7 @@ impl<'a> ProgramMemory<'a> {
         let plan = self.plan_of(shape, at)?;
         // Smallest memory first: most requested plans do not fit.
         let one_stream = Plan { one_stream: true, ..plan.clone() };
-        if self.within(&one_stream, limit_bytes, false)?.is_none() {
+        if limit_bytes < u64::MAX && self.within(&one_stream, limit_bytes, false)?.is_none() {
             return Ok(None);
         }
         if !plan.has_one_stream() && self.alone.arch != "cpu" {
@@ -171,7 +171,7 @@ impl<'a> ProgramMemory<'a> {
     /// # Errors
     /// As [`ProgramMemory::of_strategy`].
     pub fn within_step(&self, shape: &ModelShape, at: &Strategy) -> Result<f64, PlanError> {
-        let layers = self.kinds.len();
+        let layers = self.layers.kinds.len();
         if layers < 6 {
             return Ok(0.0);
         }
@@ -190,10 +190,10 @@ impl<'a> ProgramMemory<'a> {
             let (micro_batch, micro_batches, one_stream) = (1, 6, true);
             let small =
                 Plan { parallel, stages, micro_batch, micro_batches, one_stream, ..plan.clone() };
-            self.growth(&small, 1, &Chunks::of(&small, 1, &self.kinds), true)
+            self.growth(&small, 1, &Chunks::of(&small, 1, &self.layers), true)
         };
         let (two, three) = (parts(2)?, parts(3)?);
-        let own = Chunks::of(&plan, 0, &self.kinds);
+        let own = Chunks::of(&plan, 0, &self.layers);
         let largest = own.counts.iter().map(|counts| counts.iter().sum::<usize>()).max();
         let further = largest.unwrap_or(0).saturating_sub(2);
         let mut parts = two.base.clone();
@@ -212,7 +212,7 @@ impl<'a> ProgramMemory<'a> {
         let in_flight = self.in_flight(plan)?;
         let mut stages = Vec::with_capacity(plan.parallel.pipeline);
         for (stage, in_flight) in in_flight.iter().enumerate() {
-            let chunks = Chunks::of(plan, stage, &self.kinds);
+            let chunks = Chunks::of(plan, stage, &self.layers);
             let growth = self.growth(plan, stage, &chunks, with_fallback)?;
             let bytes = growth.extended(&chunks).bytes(in_flight);
             if bytes.peak() > limit_bytes {
@@ -257,7 +257,7 @@ impl<'a> ProgramMemory<'a> {
         chunks: &Chunks,
         with_fallback: bool,
     ) -> Result<Rc<Growth>, PlanError> {
-        let few = FewLayers::of(plan, stage, chunks, &self.kinds);
+        let few = FewLayers::of(plan, stage, chunks);
         let key = Key {
             parallel: few.parallel,
             stage: few.stage,
@@ -315,7 +315,7 @@ impl<'a> ProgramMemory<'a> {
         few: &FewLayers,
         more: Option<(usize, More)>,
     ) -> Result<LoweredStage, PlanError> {
-        let (kept, stages) = few.kept(self.graph.layer_count(), &self.kinds, more);
+        let (kept, stages) = few.kept(self.graph.layer_count(), &self.layers.kinds, more);
         let model = self.model(kept)?;
         let FewLayers { parallel, micro_batches, .. } = *few;
         let policy = model.policy.clone();
@@ -323,9 +323,9 @@ impl<'a> ProgramMemory<'a> {
         let rank = few.stage * parallel.world_size() / parallel.pipeline;
         let target = self.target(parallel).clone().as_rank(parallel.ranks(rank));
         let shared = SharedGraph::of(&model.graph, &plan, self.catalog, &target)?;
-        let program = shared.count_stage(self.catalog, &target)?;
+        let counted = shared.count_stage(self.catalog, &target)?;
         let differentiated = shared.differentiated();
-        Ok(LoweredStage { model, differentiated, plan, target, program })
+        Ok(LoweredStage { model, differentiated, plan, target, counted })
     }
 
     fn model(&self, kept: Vec<usize>) -> Result<Rc<FewLayersModel>, PlanError> {
@@ -343,9 +343,9 @@ impl<'a> ProgramMemory<'a> {
 
 impl LoweredStage {
     /// The program all in BF16, if any tensor is quantized.
-    fn fallback(&self, catalog: &dyn KernelCatalog) -> Result<Option<Program>, PlanError> {
-        let LoweredStage { model, differentiated, plan, target, program } = self;
-        let Some(in_bf16) = fallback_plan(plan, program) else { return Ok(None) };
+    fn fallback(&self, catalog: &dyn KernelCatalog) -> Result<Option<Counted>, PlanError> {
+        let LoweredStage { model, differentiated, plan, target, counted } = self;
+        let Some(in_bf16) = fallback_plan(plan, &counted.program) else { return Ok(None) };
         let shared =
             SharedGraph::in_precision(differentiated, &model.graph, &in_bf16, catalog, target)?;
         Ok(Some(shared.count_stage(catalog, target)?))
@@ -361,7 +361,7 @@ impl LoweredStages {
     ) -> Result<Growth, PlanError> {
         let parts = |lowered: &LoweredStage| -> Result<Parts, PlanError> {
             let fallback = if with_fallback { lowered.fallback(catalog)? } else { None };
-            Ok(Parts::of(&lowered.program, fallback.as_ref()))
+            Ok(Parts::of(&lowered.counted, fallback.as_ref()))
         };
         let more = self.more.iter().map(|more| {
             let Some((more, lowered)) = more else { return Ok(None) };

@@ -46,7 +46,7 @@ pub fn lower_evaluation(
     for chunk in 0..lowering.chunks() {
         lowering.body_of_chunk(Phase::Forward, chunk)?;
     }
-    let program = lowering.finish(Mode::Evaluate, precision, Some(training))?;
+    let program = lowering.finish(Mode::Evaluate, precision, Some(training))?.program;
     verify_program(&program)?;
     Ok(program)
 }

@@ -124,7 +124,12 @@ fn copy_bytes(program: &Program) -> HashMap<TensorId, usize> {
 
 /// The most live bytes of operands shared by GEMMs of several weights: first of operands in
 /// activation slots, which live from body to body, then of operands within a body.
-pub(crate) fn shared_operand_bytes(program: &Program) -> [usize; 2] {
+fn shared_operand_bytes(program: &Program) -> [usize; 2] {
+    shared_operand_lifetimes(program).map(|lifetimes| peak_bytes(&lifetimes))
+}
+
+/// The lifetimes of these operands.
+pub(crate) fn shared_operand_lifetimes(program: &Program) -> [Vec<Lifetime>; 2] {
     let readers = program.weights_by_operand();
     let mut weights: HashMap<Option<TensorId>, BTreeSet<usize>> = HashMap::new();
     for (&id, of_operand) in &readers {
@@ -134,7 +139,7 @@ pub(crate) fn shared_operand_bytes(program: &Program) -> [usize; 2] {
         let is_transient = !program.value(id).memory.is_persistent();
         is_transient && readers.contains_key(&id) && weights[&tensor_of(program, id)].len() > 1
     };
-    let Ok(order) = Order::of(&program.calls, &program.bodies) else { return [0; 2] };
+    let Ok(order) = Order::of(&program.calls, &program.bodies) else { return Default::default() };
     let mut lives: BTreeMap<ValueId, Lifetime> = BTreeMap::new();
     for (index, call) in program.calls.iter().enumerate() {
         let last = order.last_beside(index);
@@ -147,10 +152,7 @@ pub(crate) fn shared_operand_bytes(program: &Program) -> [usize; 2] {
     let is_in_slots = |id: &ValueId| program.value(*id).slot_stride_bytes > 0;
     let (in_slots, others): (Vec<_>, Vec<_>) =
         lives.into_iter().partition(|(id, _)| is_in_slots(id));
-    let peak = |lives: Vec<(ValueId, Lifetime)>| {
-        peak_bytes(&lives.into_iter().map(|(_, life)| life).collect::<Vec<_>>())
-    };
-    [peak(in_slots), peak(others)]
+    [in_slots, others].map(|lives| lives.into_iter().map(|(_, life)| life).collect())
 }
 
 /// The tensor stored by a value, or the tensor of the plane stored by a value.

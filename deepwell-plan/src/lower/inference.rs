@@ -103,14 +103,14 @@ fn lower_forward(
     lowering.body(Phase::Weights)?;
     // A head kept in FP32 by the policy is the master itself.
     let head = lowering.value(head);
-    let weights = lowering.finish(Mode::Evaluate, precision.clone(), None)?;
+    let weights = lowering.finish(Mode::Evaluate, precision.clone(), None)?.program;
     verify_program(&weights)?;
 
     let mut lowering = Lowering::new(&graph, &plan, catalog, target, &once);
     lowering.masters();
     lowering.body(Phase::Forward)?;
     let rows = lowering.value(rows);
-    let forward = lowering.finish(Mode::Evaluate, precision, Some(&weights))?;
+    let forward = lowering.finish(Mode::Evaluate, precision, Some(&weights))?.program;
     verify_program(&forward)?;
     Ok(Inference { weights, forward, rows, head })
 }

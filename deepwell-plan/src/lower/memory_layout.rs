@@ -6,7 +6,7 @@ use deepwell_ir::{Arena, ByteRange, MemoryKind, Order, Program, ValueId};
 
 use super::Lowering;
 use crate::PlanError;
-use crate::arena::{Lifetime, Packing, align, pack};
+use crate::arena::{Lifetime, Packing, align, alive_bytes, pack};
 
 impl Lowering<'_> {
     /// Places persistent values, kind by kind. Host inputs of a micro-batch get a copy in every
@@ -61,8 +61,13 @@ impl Lowering<'_> {
 
     /// Places the values living within a step. With one slot all values share the transient part of
     /// the arena. With several slots, values living across bodies get a copy in each slot; values
-    /// within a body, or made only in the last micro-batch, follow the slots.
-    pub(super) fn layout_transient(&mut self, transient_offset: usize, order: &Order) -> Arena {
+    /// within a body, or made only in the last micro-batch, follow the slots. Returns also the live
+    /// bytes of these at each call.
+    pub(super) fn layout_transient(
+        &mut self,
+        transient_offset: usize,
+        order: &Order,
+    ) -> (Arena, Vec<usize>) {
         let allocations = self.allocations(order);
         let slots = self.passes.slots as usize;
         let made_last = self.made_last();
@@ -83,12 +88,13 @@ impl Lowering<'_> {
         for (allocation, offset) in local.iter().zip(&shared.offsets) {
             self.put(allocation.item, behind + offset, 0);
         }
-        Arena {
+        let arena = Arena {
             bytes: behind + shared.bytes,
             transient_offset,
             transient_lower_bound_bytes: slots * in_slot.lower_bound_bytes
                 + shared.lower_bound_bytes,
-        }
+        };
+        (arena, alive_bytes(&lifetimes(&local)))
     }
 
     /// The values, by index, written by calls of the last micro-batch only.
@@ -201,7 +207,10 @@ struct Allocation {
     bodies: (usize, usize),
 }
 
+fn lifetimes(allocations: &[Allocation]) -> Vec<Lifetime> {
+    allocations.iter().map(|allocation| allocation.life).collect()
+}
+
 fn pack_allocations(allocations: &[Allocation]) -> Packing {
-    let lifetimes: Vec<Lifetime> = allocations.iter().map(|allocation| allocation.life).collect();
-    pack(&lifetimes)
+    pack(&lifetimes(allocations))
 }

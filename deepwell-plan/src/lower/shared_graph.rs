@@ -19,8 +19,8 @@ use deepwell_precision::QuantFormat;
 use super::pipeline::{self, Pipeline, part_of_rank};
 use super::tensor::Splits;
 use super::{
-    Lowering, Scheduling, check_ranks, context, fuse_for, overlap_collectives, part_of_layers,
-    streams,
+    Counted, Lowering, Scheduling, check_ranks, context, fuse_for, overlap_collectives,
+    part_of_layers, streams,
 };
 use crate::stages::{StagePasses, passes_of_stages};
 use crate::{Plan, PlanError};
@@ -145,7 +145,7 @@ impl<'a> SharedGraph<'a> {
         &self,
         catalog: &dyn KernelCatalog,
         target: &Target,
-    ) -> Result<Program, PlanError> {
+    ) -> Result<Counted, PlanError> {
         self.lower_unverified(&self.scheduling(target)?, catalog, target)
     }
 
@@ -159,7 +159,7 @@ impl<'a> SharedGraph<'a> {
         catalog: &dyn KernelCatalog,
         target: &Target,
     ) -> Result<Program, PlanError> {
-        let program = self.lower_unverified(scheduling, catalog, target)?;
+        let Counted { program, .. } = self.lower_unverified(scheduling, catalog, target)?;
         verify_program(&program)?;
         Ok(program)
     }
@@ -176,7 +176,7 @@ impl<'a> SharedGraph<'a> {
         scheduling: &Scheduling<'_>,
         catalog: &dyn KernelCatalog,
         target: &Target,
-    ) -> Result<Program, PlanError> {
+    ) -> Result<Counted, PlanError> {
         let plan = self.plan;
         let Differentiated { splits, pipeline, .. } = &*self.differentiated;
         check_ranks(plan, target)?;

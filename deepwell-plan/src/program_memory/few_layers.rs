@@ -2,23 +2,13 @@
 
 use std::ops::Range;
 
+use super::layers::Layers;
 use crate::{Parallel, Plan};
 
 /// Distinct kinds of stages: first, middle, last.
 const STAGES: usize = 3;
-/// Chunks with at most this many layers of a kind are lowered whole: lowering [`LAYERS`] layers and
-/// [`MORE`] additional layers of a longer chunk costs about as much. Some sizes only grow at first,
-/// such as the gradient buckets until a bucket is full.
-const WHOLE: usize = 12;
-/// Layers of a kind lowered for a longer chunk: enough for the layers, not the loss, to determine
-/// the peak.
-const LAYERS: usize = 4;
 /// Additional layers lowered to measure the increase per layer.
-const MORE: usize = 2;
-
-fn lowered_of(layers: usize) -> usize {
-    if layers > WHOLE { LAYERS } else { layers }
-}
+pub(super) const MORE: usize = 2;
 
 /// The layers of each chunk of a stage.
 #[derive(Debug)]
@@ -26,17 +16,20 @@ pub(super) struct Chunks {
     ranges: Vec<Range<usize>>,
     /// For each chunk, the number of layers of each kind.
     pub(super) counts: Vec<Vec<usize>>,
+    /// Of these, the layers to lower.
+    few: Vec<Vec<usize>>,
 }
 
 impl Chunks {
-    /// The chunks of a stage of a plan. `kinds` has the kind of each layer of the model.
-    pub(super) fn of(plan: &Plan, stage: usize, kinds: &[usize]) -> Chunks {
+    /// The chunks of a stage of a plan.
+    pub(super) fn of(plan: &Plan, stage: usize, layers: &Layers) -> Chunks {
+        let kinds = &layers.kinds;
         let Parallel { pipeline, chunks, .. } = plan.parallel;
         let range = |chunk: usize| {
             let place = chunk * pipeline + stage;
-            let Some(&layers) = plan.stages.get(place) else { return 0..kinds.len() };
+            let Some(&count) = plan.stages.get(place) else { return 0..kinds.len() };
             let first: usize = plan.stages[..place].iter().sum();
-            first..(first + layers).min(kinds.len())
+            first..(first + count).min(kinds.len())
         };
         let ranges: Vec<Range<usize>> = (0..chunks).map(range).collect();
         let kind_count = kinds.iter().max().map_or(0, |last| last + 1);
@@ -45,17 +38,16 @@ impl Chunks {
             kinds[range.clone()].iter().for_each(|&kind| counts[kind] += 1);
             counts
         };
-        Chunks { counts: ranges.iter().map(count).collect(), ranges }
+        let counts: Vec<Vec<usize>> = ranges.iter().map(count).collect();
+        let lowered = |&count: &usize| layers.lowered(plan.parallel, plan.bucket_bytes, count);
+        let few = counts.iter().map(|counts| counts.iter().map(lowered).collect()).collect();
+        Chunks { ranges, counts, few }
     }
 
     /// Number of layers of a kind over all chunks.
     pub(super) fn all(&self, kind: usize) -> usize {
-        sum(&self.counts, kind)
+        self.counts.iter().map(|counts| counts[kind]).sum()
     }
-}
-
-fn sum(counts: &[Vec<usize>], kind: usize) -> usize {
-    counts.iter().map(|counts| counts[kind]).sum()
 }
 
 /// Additional layers of a kind.
@@ -81,42 +73,26 @@ pub(super) struct FewLayers {
 }
 
 impl FewLayers {
-    pub(super) fn of(plan: &Plan, stage: usize, chunks: &Chunks, kinds: &[usize]) -> FewLayers {
+    pub(super) fn of(plan: &Plan, stage: usize, chunks: &Chunks) -> FewLayers {
         let Parallel { pipeline, .. } = plan.parallel;
         let stages = pipeline.min(STAGES);
-        let ends = match chunks.ranges.len() {
-            1 => vec![0],
-            count => vec![0, count - 1],
-        };
-        let mut used = ends;
-        let mut counts = chunks.lowered(&used);
-        let mut growing = chunks.growing(&used, &counts, stages, kinds);
-        // Without additional layers of a kind, all chunks are lowered: they are short.
-        let is_short = |(kind, more): (usize, &Option<More>)| {
-            more.is_none() && chunks.all(kind) > sum(&counts, kind)
-        };
-        if growing.iter().enumerate().any(is_short) {
-            used = (0..chunks.ranges.len()).collect();
-            counts = chunks.lowered(&used);
-            growing = chunks.growing(&used, &counts, stages, kinds);
-        }
         let place = match stage {
             0 => 0,
             _ if stage + 1 == pipeline => stages - 1,
             _ => 1,
         };
         // As many as are in flight, in whole rounds of an interleaved schedule.
-        let micro_batches = match used.len() {
+        let micro_batches = match chunks.ranges.len() {
             1 => plan.micro_batches.min(2 * stages),
             _ => stages * (plan.micro_batches / pipeline).clamp(1, 2),
         };
         FewLayers {
-            parallel: Parallel { pipeline: stages, chunks: used.len(), ..plan.parallel },
+            parallel: Parallel { pipeline: stages, ..plan.parallel },
             stage: place,
             micro_batches,
-            counts,
-            growing,
-            ranges: used.iter().map(|&chunk| chunks.ranges[chunk].clone()).collect(),
+            counts: chunks.few.clone(),
+            growing: chunks.growing(),
+            ranges: chunks.ranges.clone(),
         }
     }
 
@@ -164,40 +140,14 @@ impl FewLayers {
 }
 
 impl Chunks {
-    fn lowered(&self, used: &[usize]) -> Vec<Vec<usize>> {
-        let counts = used.iter().map(|&chunk| &self.counts[chunk]);
-        counts.map(|counts| counts.iter().map(|&count| lowered_of(count)).collect()).collect()
-    }
-
-    /// For each kind, the fullest chunk with remaining layers; otherwise, if other chunks have
-    /// layers of the kind, a layer of the stages between two chunks.
-    fn growing(
-        &self,
-        used: &[usize],
-        lowered: &[Vec<usize>],
-        stages: usize,
-        kinds: &[usize],
-    ) -> Vec<Option<More>> {
+    /// For each kind, further layers of the fullest chunk of which some are left.
+    fn growing(&self) -> Vec<Option<More>> {
         let of_kind = |kind: usize| {
-            let left = |at: usize| self.counts[used[at]][kind] - lowered[at][kind];
-            let places = (0..used.len()).filter(|&at| left(at) > 0);
-            let fullest = places.max_by_key(|&at| lowered[at].iter().sum::<usize>());
-            if let Some(chunk) = fullest {
-                return Some(More { chunk, layers: left(chunk).min(MORE) });
-            }
-            let all_there = self.all(kind) == sum(lowered, kind);
-            let spare = self.spare(used, stages);
-            let is_alike = spare.is_some_and(|layer| kinds.get(layer) == Some(&kind));
-            (!all_there && is_alike).then_some(More { chunk: 0, layers: 1 })
+            let left = |chunk: usize| self.counts[chunk][kind] - self.few[chunk][kind];
+            let places = (0..self.ranges.len()).filter(|&chunk| left(chunk) > 0);
+            let chunk = places.max_by_key(|&chunk| self.few[chunk].iter().sum::<usize>())?;
+            Some(More { chunk, layers: left(chunk).min(MORE) })
         };
         (0..self.counts[0].len()).map(of_kind).collect()
-    }
-
-    /// The layer after the first chunk, if the stages before the next lowered chunk have one more
-    /// layer than is lowered.
-    fn spare(&self, used: &[usize], stages: usize) -> Option<usize> {
-        let (first, next) = (*used.first()?, *used.get(1)?);
-        let (end, next) = (self.ranges[first].end, self.ranges[next].start);
-        (next - end > stages - 1).then_some(end)
     }
 }

@@ -1,11 +1,12 @@
 //! The components of a program's memory, and their sum.
 
-use deepwell_ir::{MemoryKind, Program};
+use deepwell_ir::MemoryKind;
 use serde::{Deserialize, Serialize};
 
+use super::landmarks::Landmarks;
 use crate::RankReport;
-use crate::arena::align;
-use crate::lower::{Transient, further_copy_bytes, shared_operand_bytes};
+use crate::arena::{align, alive_bytes};
+use crate::lower::{Counted, Transient, further_copy_bytes, shared_operand_lifetimes};
 use crate::memory::StageMemory;
 
 /// Kinds of persistent values.
@@ -82,7 +83,7 @@ impl ProgramBytes {
 }
 
 /// Sizes that grow with the number of layers. Differences may be negative.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Sizes {
     /// By kind: optimizer, gradients, weights, host.
     persistent: [i64; 4],
@@ -90,16 +91,17 @@ struct Sizes {
     host_slot: i64,
     /// Bytes per slot of values living across bodies.
     slot: i64,
-    slot_shared: i64,
+    slot_shared: Landmarks,
     /// Bytes of values within a body.
     local: i64,
-    local_alive: i64,
-    local_shared: i64,
+    local_alive: Landmarks,
+    local_shared: Landmarks,
     place: i64,
 }
 
 impl Sizes {
-    fn of(program: &Program) -> Sizes {
+    fn of(counted: &Counted) -> Sizes {
+        let program = &counted.program;
         let slots = program.slots as i64;
         let persistent_bytes = |kind: MemoryKind| -> i64 {
             let values = program.values_of(kind);
@@ -114,15 +116,15 @@ impl Sizes {
         let handover = program.handover.as_ref();
         let place = handover.map_or(0, |handover| handover.place_bytes as i64);
         let landing = handover.map_or(0, |handover| i64::from(handover.places)) * place;
-        let [slot_shared, local_shared] = shared_operand_bytes(program).map(|bytes| bytes as i64);
-        let own = |bytes: usize| bytes as i64 - slots * slot - landing;
+        let [slot_shared, local_shared] = shared_operand_lifetimes(program)
+            .map(|lifetimes| Landmarks::of(program, &alive_bytes(&lifetimes)));
         Sizes {
             persistent,
             host_slot,
             slot,
             slot_shared,
-            local: own(program.arena.transient_bytes()),
-            local_alive: own(program.arena.transient_lower_bound_bytes),
+            local: program.arena.transient_bytes() as i64 - slots * slot - landing,
+            local_alive: Landmarks::of(program, &counted.alive_bytes),
             local_shared,
             place,
         }
@@ -130,18 +132,21 @@ impl Sizes {
 
     /// `self` plus `[all, of_chunk]` times the difference of `to` and `from`, which differ by
     /// `layers`.
-    fn grown(self, from: Sizes, to: Sizes, [all, of_chunk]: [i64; 2], layers: i64) -> Sizes {
+    fn grown(self, from: &Sizes, to: &Sizes, [all, of_chunk]: [i64; 2], layers: i64) -> Sizes {
         let persistent = std::array::from_fn(|kind| {
             let further = to.persistent[kind] - from.persistent[kind];
             self.persistent[kind] + all * further / layers
         });
         let grow = |own: i64, from: i64, to: i64| own + of_chunk * (to - from) / layers;
-        let local_alive = grow(self.local_alive, from.local_alive, to.local_alive);
+        let all_alive = |own: Landmarks, from: &Landmarks, to: &Landmarks| {
+            own.grown(from, to, of_chunk, layers)
+        };
+        let local_alive = all_alive(self.local_alive, &from.local_alive, &to.local_alive);
         // The packing overhead differs from program to program and does not grow per layer, so it
         // is scaled as a share of the live bytes.
         let local = match [from, to].map(Sizes::packing_share) {
-            [Some(of_from), Some(of_to)] if local_alive > 0 => {
-                (local_alive as f64 * of_from.max(of_to)) as i64
+            [Some(of_from), Some(of_to)] if local_alive.peak() > 0 => {
+                (local_alive.peak() as f64 * of_from.max(of_to)) as i64
             }
             _ => grow(self.local, from.local, to.local),
         };
@@ -149,17 +154,18 @@ impl Sizes {
             persistent,
             host_slot: grow(self.host_slot, from.host_slot, to.host_slot),
             slot: grow(self.slot, from.slot, to.slot),
-            slot_shared: grow(self.slot_shared, from.slot_shared, to.slot_shared),
+            slot_shared: all_alive(self.slot_shared, &from.slot_shared, &to.slot_shared),
             local,
             local_alive,
-            local_shared: grow(self.local_shared, from.local_shared, to.local_shared),
+            local_shared: all_alive(self.local_shared, &from.local_shared, &to.local_shared),
             place: grow(self.place, from.place, to.place),
         }
     }
 
     /// Bytes of values within a body over the live bytes at the fullest call.
-    fn packing_share(self) -> Option<f64> {
-        (self.local_alive > 0).then(|| self.local as f64 / self.local_alive as f64)
+    fn packing_share(&self) -> Option<f64> {
+        let alive = self.local_alive.peak();
+        (alive > 0).then(|| self.local as f64 / alive as f64)
     }
 
     fn persistent(&self, in_flight: &InFlight) -> i64 {
@@ -172,8 +178,8 @@ impl Sizes {
         let sum = |in_slot: i64, local: i64| (slots * in_slot + local).max(0) as usize;
         Transient {
             bytes: sum(self.slot, self.local + landing),
-            alive: sum(self.slot, self.local_alive + landing),
-            shared: sum(self.slot_shared, self.local_shared),
+            alive: sum(self.slot, self.local_alive.peak() + landing),
+            shared: sum(self.slot_shared.peak(), self.local_shared.peak()),
         }
     }
 }
@@ -189,21 +195,22 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    pub(super) fn of(program: &Program, fallback: Option<&Program>) -> Parts {
-        let of_fallback = |fallback: &Program| {
-            (Sizes::of(fallback), further_copy_bytes(program, fallback) as i64)
+    pub(super) fn of(counted: &Counted, fallback: Option<&Counted>) -> Parts {
+        let of_fallback = |fallback: &Counted| {
+            let further = further_copy_bytes(&counted.program, &fallback.program);
+            (Sizes::of(fallback), further as i64)
         };
         Parts {
-            planned: Sizes::of(program),
+            planned: Sizes::of(counted),
             in_bf16: fallback.map(of_fallback),
-            backend: program.fixed_overhead_bytes as i64,
+            backend: counted.program.fixed_overhead_bytes as i64,
         }
     }
 
     /// Transient bytes, with room for BF16 fallback.
     pub(super) fn within_step(&self, in_flight: &InFlight) -> usize {
         let planned = self.planned.transient(in_flight);
-        self.in_bf16.map_or(planned.bytes, |(in_bf16, _)| {
+        self.in_bf16.as_ref().map_or(planned.bytes, |(in_bf16, _)| {
             Transient::of_mixtures(planned, in_bf16.transient(in_flight))
         })
     }
@@ -218,9 +225,13 @@ impl Parts {
     /// largest chunk.
     pub(super) fn grow(&mut self, from: &Parts, to: &Parts, times: [usize; 2], layers: usize) {
         let (times, layers) = (times.map(|count| count as i64), layers as i64);
-        self.planned = self.planned.grown(from.planned, to.planned, times, layers);
-        if let (Some(own), Some(from), Some(to)) = (&mut self.in_bf16, from.in_bf16, to.in_bf16) {
-            own.0 = own.0.grown(from.0, to.0, times, layers);
+        let grown = |own: &mut Sizes, from: &Sizes, to: &Sizes| {
+            *own = std::mem::take(own).grown(from, to, times, layers);
+        };
+        grown(&mut self.planned, &from.planned, &to.planned);
+        let in_bf16 = (&mut self.in_bf16, &from.in_bf16, &to.in_bf16);
+        if let (Some(own), Some(from), Some(to)) = in_bf16 {
+            grown(&mut own.0, &from.0, &to.0);
             own.1 += times[0] * (to.1 - from.1) / layers;
         }
         self.backend += times[0] * (to.backend - from.backend) / layers;
@@ -231,7 +242,7 @@ impl Parts {
     pub(super) fn bytes(&self, in_flight: &InFlight) -> ProgramBytes {
         let (persistent, transient) =
             (self.planned.persistent(in_flight), self.planned.transient(in_flight));
-        let reserve = self.in_bf16.map_or(0, |(in_bf16, further)| {
+        let reserve = self.in_bf16.as_ref().map_or(0, |(in_bf16, further)| {
             let room = (persistent + further).max(in_bf16.persistent(in_flight));
             let mixed = Transient::of_mixtures(transient, in_bf16.transient(in_flight)) as i64;
             room + mixed - persistent - transient.bytes as i64
