@@ -152,10 +152,11 @@ pub fn autoplan_stages(
         .unwrap_or_else(|| memory_limit_bytes(hardware, target, parallel.world_size()));
     let stages = stages_of(graph, request, parallel, layers)?;
     let base = Plan { parallel, stages, ..base_plan(graph, request, target) };
-    // Fails early, with the graph's own error, if the graph cannot be trained.
-    differentiate(&expand_experts(graph, &request.policy)?)?;
-    let attempt =
-        |candidate: Plan| attempt(graph, candidate, hardware, catalog, target, limit_bytes);
+    let attempt = |candidate: Plan| {
+        let attempted = attempt(graph, candidate, hardware, catalog, target, limit_bytes);
+        // A graph that cannot be trained has an error of its own, whatever the plan.
+        attempted.map_err(|error| trainable(graph, request).err().unwrap_or(error))
+    };
     let mut best = Best::default();
     for &rule in &rules {
         // With several streams first: larger micro-batches that do not fit are retried with one
@@ -210,6 +211,12 @@ pub fn autoplan_stages(
     best.plan.tuned = catalog.tables(target);
     best.rejected = rejected;
     Ok(best)
+}
+
+/// Whether the graph of the whole model can be trained.
+fn trainable(graph: &Graph, request: &PlanRequest) -> Result<(), PlanError> {
+    differentiate(&expand_experts(graph, &request.policy)?)?;
+    Ok(())
 }
 
 /// Result of a candidate.

@@ -9,6 +9,7 @@
 mod fsdp;
 mod phases;
 mod stage_layers;
+mod within_layer;
 
 use std::ops::Range;
 
@@ -23,6 +24,7 @@ pub use phases::{Phase, PhaseMemory};
 pub(crate) use stage_layers::expand;
 use stage_layers::kinds;
 pub use stage_layers::{StageLayers, layout, parse_layout};
+use within_layer::{expert_row_bytes, expert_rows, within_layer_bytes};
 
 /// CUDA context and NCCL of a rank in a group: memory outside of the allocator.
 pub const OUTSIDE_BYTES: f64 = 3e9;
@@ -86,6 +88,10 @@ pub struct MemoryRules {
     /// buffers have `expert_imbalance` times the mean.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
+    /// Bytes per element of the operands that Deepwell's experts save for weight gradients: inputs
+    /// and activations, but no outputs. `None` for Megatron-LM's experts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_operand_bytes: Option<f64>,
     /// Groups of data-parallel ranks that each hold all optimizer states.
     pub optimizer_instances: usize,
     /// Bytes per parameter without ZeRO: compute copy, gradient, master weight, two moments.
@@ -115,6 +121,7 @@ impl MemoryRules {
             },
             expert_imbalance: 1.0,
             capacity_factor: None,
+            expert_operand_bytes: None,
             optimizer_instances: 1,
             parameter_bytes: 2.0,
             gradient_bytes: 4.0,
@@ -243,18 +250,11 @@ pub fn layer_activation_bytes(
                 2.0 * tokens * columns / tp
             }
             Some(experts) => {
-                let etp = at.etp as f64;
-                let room = |factor| experts.room_over_mean(factor, at.ep);
-                let over_mean = rules.capacity_factor.map_or(rules.expert_imbalance, room);
-                let rows = tokens * experts.top_k as f64 * etp / tp * over_mean;
-                // Output of the first GEMM, of the activation, and of the multiplication by the
-                // router's weight.
-                let kept = if again.expert_activation { 0.0 } else { 2.0 };
-                let columns = (shape.gate_factor() + kept) * experts.ffn as f64 / etp;
+                let rows = expert_rows(&experts, at, rules, tokens);
+                let of_row = expert_row_bytes(shape, &experts, at, rules, again);
                 let shared = (shape.gate_factor() + act) * experts.shared_ffn as f64;
                 let shared = if again.mlp { 0.0 } else { shared };
-                // Permuted inputs and outputs.
-                rows * (4.0 * shape.hidden as f64 + 2.0 * columns) + 2.0 * tokens * shared / tp
+                rows * of_row + 2.0 * tokens * shared / tp
             }
         }
     }
@@ -402,11 +402,16 @@ fn memory_at_peak(
     let between = tokens * shape.hidden as f64 / at.sequence_ranks() as f64;
     let mut memory = states(shape, at, rules, layers);
     memory.activations = peak(&chunk_activation_bytes(shape, at, rules, seq, layers));
+    let mut logits = 0.0;
     if layers.has_head {
         // The last norm's input and output.
         memory.activations += 4.0 * between;
-        memory.logits = tokens * shape.vocab as f64 / at.tp as f64 * rules.logit_bytes;
+        logits = tokens * shape.vocab as f64 / at.tp as f64 * rules.logit_bytes;
     }
+    // The loss is over before the first layer's backward pass.
+    let within = within_layer_bytes(shape, at, rules, seq, layers);
+    memory.activations += (within - logits).max(0.0);
+    memory.logits = logits;
     if layers.has_embedding && rules.dropout {
         memory.activations += between;
     }

@@ -116,8 +116,18 @@ impl SearchRequest {
     pub(crate) fn memory_rules(&self) -> MemoryRules {
         let copies = 2.0 * (1.0 + 1.0 / 32.0);
         let parameter_bytes = if self.fp8 { copies } else { self.memory.parameter_bytes };
-        let SearchRequest { expert_imbalance, capacity_factor, .. } = *self;
-        MemoryRules { parameter_bytes, expert_imbalance, capacity_factor, ..self.memory }
+        // Weight gradients read operands quantized columnwise.
+        let expert_operand_bytes = Some(if self.fp8 { 1.0 + 1.0 / 32.0 } else { 2.0 });
+        let SearchRequest { expert_imbalance, .. } = *self;
+        // Without a capacity factor ranks gather all tokens, so buffers have room for any routing.
+        let capacity_factor = self.capacity_factor.or(Some(f64::MAX));
+        MemoryRules {
+            parameter_bytes,
+            expert_imbalance,
+            capacity_factor,
+            expert_operand_bytes,
+            ..self.memory
+        }
     }
 
     pub(crate) fn estimate(&self, at: &Strategy) -> StepTime {

@@ -431,9 +431,9 @@ fn other_numbers_do_what_they_should() {
     assert!(all.len() == 8 && change("batch 1024").is_some(), "{all:?}");
 }
 
-/// More rows on the busiest rank take more time and memory there.
+/// More rows on the busiest rank take more time there. Buffers have room for any routing anyway.
 #[test]
-fn imbalance_costs_time_and_memory() {
+fn imbalance_costs_time() {
     let mut request = request("mixtral-8x7b", 8192, 64, GpuModel::h200(), 8);
     request.pins = ["ep=8", "cp=1", "tp=1", "mbs=1", "recompute=none", "zero=1"]
         .map(|pin| pin.parse().unwrap())
@@ -444,7 +444,7 @@ fn imbalance_costs_time_and_memory() {
         search(&request).map(|found| (found.best.seconds, found.best.memory_bytes))
     };
     let (even, twice) = (of(1.0).unwrap(), of(2.0).unwrap());
-    assert!(twice.0 > 1.3 * even.0 && twice.1 > 1.1 * even.1, "{even:?} {twice:?}");
+    assert!(twice.0 > 1.3 * even.0 && twice.1 == even.1, "{even:?} {twice:?}");
     assert!(of(0.5).is_err() && of(f64::NAN).is_err());
     let found = search(&request).unwrap();
     let all = what_if(&request, &found, &SearchAids::default()).unwrap();
