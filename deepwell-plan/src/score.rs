@@ -3,6 +3,7 @@
 //! A table is a CSV file whose columns determine its kind. Each row is predicted from the row's own
 //! values, and compared. No constant of the model is fitted to a row scored here.
 
+mod bridge;
 mod bubbles;
 mod figure;
 mod fsdp;
@@ -19,7 +20,7 @@ pub use figure::{docs_table, figure};
 use table::Table;
 
 /// The tables of the repository: file name and text.
-pub const TABLES: [(&str, &str); 11] = [
+pub const TABLES: [(&str, &str); 13] = [
     ("zero_bubble_rates.csv", include_str!("../scores/zero_bubble_rates.csv")),
     ("megatron_small_memory.csv", include_str!("../scores/megatron_small_memory.csv")),
     ("korthikanti_time.csv", include_str!("../scores/korthikanti_time.csv")),
@@ -30,11 +31,14 @@ pub const TABLES: [(&str, &str); 11] = [
     ("megatron_sc21_zero3.csv", include_str!("../scores/megatron_sc21_zero3.csv")),
     ("zero_bubble_memory.csv", include_str!("../scores/zero_bubble_memory.csv")),
     ("deepwell_h200.csv", include_str!("../scores/deepwell_h200.csv")),
-    (UNFITTED, include_str!("../scores/deepwell_ranks_h100.csv")),
+    (UNFITTED[0], include_str!("../scores/deepwell_ranks_h100.csv")),
+    (UNFITTED[1], include_str!("../scores/foundry_fsdp_a100.csv")),
+    (UNFITTED[2], include_str!("../scores/megatron_bridge.csv")),
 ];
 
-/// A table of runs whose times were not used to fit any constant of the model.
-pub const UNFITTED: &str = "deepwell_ranks_h100.csv";
+/// Tables of runs whose times were not used to fit any constant of the model.
+pub const UNFITTED: [&str; 3] =
+    ["deepwell_ranks_h100.csv", "foundry_fsdp_a100.csv", "megatron_bridge.csv"];
 
 /// A prediction and its measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -124,7 +128,7 @@ pub struct GroupScore {
 pub fn score(file: &str, text: &str) -> Result<Scored, PlanError> {
     let table = Table::read(file, text)?;
     type Kind = (&'static [&'static str], fn(&Table) -> Result<Scored, PlanError>);
-    let kinds: [Kind; 11] = [
+    let kinds: [Kind; 12] = [
         (&bubbles::COLUMNS, bubbles::score),
         (&bubbles::MEMORY, bubbles::memory),
         (&megatron::COLUMNS, megatron::score),
@@ -132,6 +136,7 @@ pub fn score(file: &str, text: &str) -> Result<Scored, PlanError> {
         (&time::KORTHIKANTI_FULL, time::korthikanti),
         (&fsdp::COLUMNS, fsdp::score),
         (&own::COLUMNS, own::score),
+        (&bridge::COLUMNS, bridge::score),
         (&time::ZERO3, time::zero3),
         (&time::SC21, time::sc21),
         (&time::H100, time::h100),

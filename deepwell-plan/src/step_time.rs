@@ -10,7 +10,7 @@ mod layers;
 
 use serde::{Deserialize, Serialize};
 
-use crate::collectives::Fabric;
+use crate::collectives::{Fabric, Generation};
 use crate::gpu_model::GpuModel;
 use crate::memory::StageLayers;
 use crate::schedule::{OpTimes, PipelineSchedule, orders, simulate};
@@ -121,6 +121,26 @@ impl StepRules {
         expert_imbalance: 1.1,
         ..StepRules::MEGATRON_2021
     };
+
+    /// These rules with PyTorch's kernels, compiled or fused.
+    ///
+    /// Ampere's efficiencies of GEMMs and attention are published rates of cuBLAS and
+    /// FlashAttention, which PyTorch calls, so only its memory-bound kernels have a factor: their
+    /// efficiency is Deepwell's on every generation.
+    pub fn of_compiled_pytorch(self, generation: Generation) -> StepRules {
+        match generation {
+            Generation::Ampere => StepRules { framework: 1.0, unfused: StepRules::PYTORCH, ..self },
+            Generation::Hopper | Generation::Blackwell => {
+                StepRules { framework: StepRules::PYTORCH, ..self }
+            }
+        }
+    }
+
+    /// [`StepRules::of_compiled_pytorch`] without `torch.compile`.
+    pub fn of_eager_pytorch(self, generation: Generation) -> StepRules {
+        let compiled = self.of_compiled_pytorch(generation);
+        StepRules { unfused: compiled.unfused * StepRules::PYTORCH_UNFUSED, ..compiled }
+    }
 }
 
 /// Total and exposed communication.
@@ -383,7 +403,6 @@ impl Cost<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collectives::Generation;
 
     /// Steps of `benchmarks/train_h200_2026-11-23.md` on a single H200, with a single micro-batch.
     #[test]

@@ -160,12 +160,14 @@ pub fn docs_table(tables: &[Scored]) -> String {
         );
     };
     for table in tables {
-        let mark = if table.file == UNFITTED { " †" } else { "" };
+        let mark = if UNFITTED.contains(&table.file.as_str()) { " †" } else { "" };
         row(&format!("`{}`{mark}", table.file), table);
-        let mut times = table.clone();
-        times.rows.retain(|row| row.group == "time");
-        if !times.rows.is_empty() && times.rows.len() < table.rows.len() {
-            row("of these, times of steps", &times);
+        for (group, name) in [("time", "times of steps"), ("mixtures", "mixtures")] {
+            let mut part = table.clone();
+            part.rows.retain(|row| row.group == group);
+            if !part.rows.is_empty() && part.rows.len() < table.rows.len() {
+                row(&format!("of these, {name}"), &part);
+            }
         }
         let mut modelled = table.clone();
         modelled.rows.retain(|row| row.unmodelled.is_none());

@@ -150,15 +150,14 @@ impl Run {
         let nic_gbps = if generation == Generation::Ampere { 25.0 } else { 50.0 };
         let fabric = Fabric::new(generation, domain_gpus, nic_gbps);
         let fp8 = row.text("prec").contains("fp8");
-        // PyTorch without `torch.compile`; the loss is one kernel in each direction.
+        // The loss is one kernel in each direction.
+        let eager = StepRules::MODERN.of_eager_pytorch(generation);
         let rules = StepRules {
             gradient_bytes: 2.0,
             fp8,
-            framework: StepRules::PYTORCH,
-            unfused: StepRules::PYTORCH_UNFUSED,
             attention: if self.triton { 1.0 } else { StepRules::FLASH_ATTENTION_1 },
             loss_traffic: (8.0, 6.0),
-            ..StepRules::MODERN
+            ..eager
         };
         let time = step_time(&self.shape, &self.at, &self.gpu, &fabric, &rules, self.seq)?;
         Ok((self.at.micro_batch * self.at.micro_batches * self.seq) as f64 / time.seconds)

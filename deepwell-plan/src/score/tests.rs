@@ -16,9 +16,11 @@ fn scores_do_not_get_worse() {
         ("vtrain_time.csv", 0.0889, 0.227),
         ("foundry_fsdp_h100.csv", 0.067, 0.131),
         ("megatron_sc21_zero3.csv", 0.304, 0.79),
-        ("zero_bubble_memory.csv", 0.039, 0.081),
+        ("zero_bubble_memory.csv", 0.036, 0.074),
         ("deepwell_h200.csv", 0.03, 0.048),
-        ("deepwell_ranks_h100.csv", 0.12, 0.36),
+        ("deepwell_ranks_h100.csv", 0.07, 0.15),
+        ("foundry_fsdp_a100.csv", 0.073, 0.138),
+        ("megatron_bridge.csv", 0.265, 1.2),
     ];
     for ((file, text), (name, mean, p90)) in TABLES.into_iter().zip(rows) {
         let scored = score(file, text).unwrap();
@@ -27,8 +29,15 @@ fn scores_do_not_get_worse() {
         let found = scored.error_quantile(0.9);
         assert!(found <= p90, "{file}: p90 {found}");
         for group in scored.groups() {
-            assert!(group.regret <= 0.02, "{file}: {group:?}");
-            let least = [("39.1B on 512", 0.5), ("7b on h100", 0.72)];
+            let most = [("13b on a100", 0.031), ("760m on a100", 0.102)];
+            let most = most.iter().find(|(name, _)| group.group == *name);
+            assert!(group.regret <= most.map_or(0.02, |(_, most)| *most), "{file}: {group:?}");
+            let least = [
+                ("39.1B on 512", 0.5),
+                ("7b on h100", 0.72),
+                ("13b on a100", 0.86),
+                ("760m on a100", 0.78),
+            ];
             let least = least.iter().find(|(name, _)| group.group == *name);
             let least = least.map_or(0.88, |(_, tau)| *tau);
             assert!(group.tau >= least, "{file}: {group:?}");
@@ -90,20 +99,58 @@ fn own_runs_are_near() {
 }
 
 /// Runs of several ranks, which were measured before the model knew of them: steps with experts
-/// were predicted 25 and 41 % too fast, one of tensor-parallel ranks 19 %. Kernels of 1024 tokens
-/// and less, as rings of llama-134m have them, leave SMs idle, which no efficiency of attention
-/// counts.
+/// were predicted 25 and 41 % too fast, one of tensor-parallel ranks 19 %. Small rings, of
+/// llama-134m, were 36 and 62 % too fast before the FP32 gradients that they send and the rate of
+/// their messages were counted. Memory of mixtures was up to 33 % too low before buffers for any
+/// routing were counted.
 #[test]
 fn runs_of_several_ranks_are_near() {
     let (file, text) = TABLES[10];
     let scored = score(file, text).unwrap();
-    let times = scored.rows.iter().filter(|row| row.group == "time");
-    for row in times {
+    for row in &scored.rows {
         let error = scored.error(row);
         let is_small_ring = row.label.starts_with("llama-134m") && row.label.contains(" CP");
-        let limit = if is_small_ring { 0.63 } else { 0.14 };
+        let is_mixture = row.label.starts_with("moe");
+        let limit = match (row.group.as_str(), is_small_ring, is_mixture) {
+            ("time", true, _) => 0.32,
+            ("time", ..) => 0.14,
+            (_, true, _) => 0.19,
+            (_, _, true) => 0.12,
+            _ => 0.08,
+        };
         assert!(error.abs() <= limit, "{}: {error}", row.label);
     }
+}
+
+/// NVIDIA's runs, which no calibration saw. Mixtures of small experts at small micro-batches are
+/// not near: what their hosts do between kernels is not in the model (docs/planner.md).
+#[test]
+fn runs_of_megatron_bridge_are_near() {
+    let (file, text) = TABLES[12];
+    let scored = score(file, text).unwrap();
+    for row in &scored.rows {
+        let error = scored.error(row);
+        let label = &row.label;
+        let is_small = label.starts_with("qwen3-30b-a3b")
+            && ["h100", "b200 "].iter().any(|gpu| label.contains(gpu))
+            && !label.contains("gb200");
+        let (least, most) = if is_small { (1.1, 1.5) } else { (-0.26, 0.23) };
+        assert!((least..most).contains(&error), "{label}: {error}");
+    }
+    let error =
+        score("t.csv", "model,seq,nGPU,precision,TP,PP,gbs,mbs,tok_s_gpu\nx,1,1,bf16,1,1,1,1,1\n");
+    assert!(error.unwrap_err().to_string().contains("`model`: expected a preset, got `x`"));
+}
+
+/// PyTorch's GEMMs and attention on A100s are what their efficiencies were published for. With a
+/// factor of whole steps of an H200 these runs were predicted 18 % too slow on average.
+#[test]
+fn efficiencies_of_a100s_are_pytorchs() {
+    let (file, text) = TABLES[11];
+    let scored = score(file, text).unwrap();
+    let errors = scored.rows.iter().map(|row| scored.error(row));
+    let near = errors.filter(|error| error.abs() <= 0.14).count();
+    assert_eq!((scored.rows.len(), near), (59, 54));
 }
 
 /// Columns that a table may have: others take the place of what the kind of table says.

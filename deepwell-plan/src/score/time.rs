@@ -271,7 +271,7 @@ pub(super) fn h100(table: &Table) -> Result<Scored, PlanError> {
         let dp = row.share("nGPU", row.size("nGPU")?, tp * pp)?;
         let base = Strategy { tp, pp, dp, sp: tp > 1, zero: 1, ..Strategy::SINGLE };
         // Transformer Engine's kernels are fused, comparable to `torch.compile`.
-        let step = StepRules { framework: StepRules::PYTORCH, ..StepRules::MODERN };
+        let step = StepRules::MODERN.of_compiled_pytorch(gpu.generation);
         let rules = (&step, &MemoryRules { dropout: false, ..MemoryRules::megatron() });
         let (at, time) = chosen(&row, &shape, &base, &gpu, &fabric, rules, seq, None)?;
         let tokens = (row.size("gbs")? * seq) as f64;

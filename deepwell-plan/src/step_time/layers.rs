@@ -16,6 +16,9 @@ const EP_GATHER_EXPOSED: f64 = 0.75;
 /// Exposed share of a ring's sends overlapped with attention: 0.3 to 1.1 of 8.0 ms on two H100s
 /// (`benchmarks/ranks_h100_2026-11-27.md`).
 const RING_EXPOSED: f64 = 0.09;
+/// Share of the tuner's NVLink rate that Deepwell's shifts of a ring reach: 906 MB in 8.0 ms on two
+/// H100s, messages of 6 and 13 MB (the same benchmark).
+const RING_SHARE: f64 = 0.305;
 /// Bytes moved per quantized element: BF16 read, MXFP8 and scales written rowwise and columnwise.
 const QUANTIZE_BYTES: f64 = 2.0 + 2.0 * (1.0 + 1.0 / 32.0);
 
@@ -101,8 +104,7 @@ impl Cost<'_> {
             let mut context = Overlap::default();
             if at.cp > 1 {
                 let (q, kv) = self.ring_elements();
-                let within = at.tp * at.cp <= self.fabric.domain_gpus;
-                let ring = (at.cp - 1) as f64 * self.fabric.send(2.0 * kv, within);
+                let [ring, ring_back] = self.ring_s(kv);
                 let steps = at.cp as f64;
                 if self.rules.own_attention {
                     // Each step's FP32 output rows are merged; each step's FP32 gradients are added
@@ -117,8 +119,8 @@ impl Cost<'_> {
                     *compute += exposed;
                     exposed
                 };
-                context.seconds = 3.0 * ring;
-                context.exposed = beside(ring, &mut forward) + beside(2.0 * ring, &mut backward);
+                context.seconds = ring + ring_back;
+                context.exposed = beside(ring, &mut forward) + beside(ring_back, &mut backward);
             }
             return (forward + gpu.gap_s, backward + 2.0 * gpu.gap_s, context);
         }
@@ -153,6 +155,25 @@ impl Cost<'_> {
             true => (gpu.portable_forward_efficiency, gpu.portable_backward_efficiency),
             false => (gpu.attention_forward_efficiency, gpu.attention_backward_efficiency),
         }
+    }
+
+    /// Seconds of a ring's sends, forward and backward, for `kv` elements of keys and values.
+    ///
+    /// Keys and values go to all other ranks, in both passes. Their gradients follow in the backward
+    /// pass, and return to their rank: in Deepwell as FP32 sums, in other frameworks in BF16.
+    fn ring_s(&self, kv: f64) -> [f64; 2] {
+        let at = self.at;
+        let within = at.tp * at.cp <= self.fabric.domain_gpus;
+        let (hops, steps) = ((at.cp - 1) as f64, at.cp as f64);
+        if !self.rules.own_attention {
+            let ring = hops * self.fabric.send(2.0 * kv, within);
+            return [ring, 2.0 * ring];
+        }
+        let share = if within { RING_SHARE } else { 1.0 };
+        let send = |bytes: f64| self.fabric.send(bytes / share, within);
+        // Keys and values are separate messages.
+        let keys = hops * 2.0 * send(kv);
+        [keys, keys + steps * 2.0 * send(2.0 * kv)]
     }
 
     /// Elements of queries, and of keys and values, on one rank of a ring.
