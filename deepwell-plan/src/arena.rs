@@ -44,8 +44,7 @@ pub fn align(bytes: usize) -> usize {
     bytes.next_multiple_of(ALIGNMENT_BYTES)
 }
 
-/// Largest number of lifetimes for which first fit is tried, because its cost grows with the square.
-/// A step of 80 layers has 5,000 to 10,000.
+/// Largest number of lifetimes for which first fit is tried: its cost grows with the square.
 const LIFETIMES_MAX: usize = 40_000;
 
 /// Number of load classes in one of the orders.
@@ -200,7 +199,7 @@ mod tests {
         assert!(as_stack(&lifetimes).bytes > packing.bytes);
     }
 
-    /// First fit would take minutes, and place the lifetimes better.
+    /// First fit would place the lifetimes better, at a cost that grows with the square.
     #[test]
     fn too_many_lives_are_packed_as_a_stack() {
         let lifetimes = lives_that_do_not_nest(LIFETIMES_MAX / 4 + 1);

@@ -159,8 +159,8 @@ impl Cost<'_> {
 
     /// Seconds of a ring's sends, forward and backward, for `kv` elements of keys and values.
     ///
-    /// Keys and values go to all other ranks, in both passes. Their gradients follow in the backward
-    /// pass, and return to their rank: in Deepwell as FP32 sums, in other frameworks in BF16.
+    /// Keys and values go to all other ranks, in both passes. Their gradients follow in the
+    /// backward pass, and return to their rank: in Deepwell as FP32 sums, elsewhere in BF16.
     fn ring_s(&self, kv: f64) -> [f64; 2] {
         let at = self.at;
         let within = at.tp * at.cp <= self.fabric.domain_gpus;
