@@ -1,13 +1,16 @@
-//! Plans the training of a model on given hardware, lowers it to a program, and predicts memory and
-//! time before the run.
+//! Plans the training of a model on given hardware: the crates [`deepwell_lower`] and
+//! [`deepwell_search`] under one name.
 //!
 //! # Brief overview
 //!
-//! A [`Plan`] is data: device, micro-batches, recomputation, precision, kernels and the optimizer's
-//! buckets. [`autoplan`] tries candidates: [`lower`] lowers each candidate to a
-//! [`deepwell_ir::Program`], and [`dryrun`] predicts the program. [`lower`] runs the graph passes,
-//! appends the optimizer, schedules micro-batches, selects kernels from a
-//! [`deepwell_ir::KernelCatalog`] and packs all values of a step into one arena ([`arena`]).
+//! | question | crate |
+//! |---|---|
+//! | how does this plan run, and what memory and time does its program take? | [`deepwell_lower`] |
+//! | which plan is best on this cluster? | [`deepwell_search`] |
+//!
+//! The trainer runs programs of [`deepwell_lower`] and predicts by them alone. The search covers
+//! clusters that nobody has at hand, by closed forms; where the trainer can run a strategy,
+//! [`Strategy::parallel`] leads from the second to the first.
 //!
 //! ```
 //! use deepwell_plan::arena::{Lifetime, pack};
@@ -20,59 +23,5 @@
 //! assert_eq!(packing.bytes, 4096);
 //! ```
 
-pub mod arena;
-mod auto;
-mod autoplan;
-mod budget;
-pub mod collectives;
-mod dryrun;
-mod error;
-mod fallbacks;
-pub mod gpu_model;
-mod known_kernels;
-mod lower;
-pub mod memory;
-pub mod model_shape;
-mod parallel;
-mod plan;
-mod program_memory;
-pub mod schedule;
-pub mod score;
-pub mod search;
-mod stages;
-pub mod step_time;
-mod strategy;
-
-pub use auto::{AutoLayers, AutoPrecision, auto_precision};
-pub use autoplan::{PlanRequest, Planned, autoplan, autoplan_ranks, autoplan_stages};
-pub use budget::{memory_limit_bytes, usable_bytes};
-pub use dryrun::{
-    Bound, DryRun, ExchangeTime, ExpertRoom, OpTime, RankReport, ZeroBubble, dryrun, dryrun_stages,
-    dryrun_world, roofline,
-};
-pub use error::PlanError;
-pub use fallbacks::{PrecisionFallback, precision_fallbacks};
-pub use known_kernels::KnownKernels;
-pub use lower::{
-    EXCHANGES, Inference, LinearFlops, Scheduling, SharedGraph, arena_bytes_with_fallback,
-    linear_flops, lower, lower_evaluation, lower_fallback, lower_inference, lower_scheduled,
-    lower_scoring, lower_within, quantized_bytes, quantized_flop_share,
-};
-pub use model_shape::ModelShape;
-pub use parallel::Parallel;
-pub use plan::{KernelPlan, OptimizerSpec, Plan};
-pub use program_memory::{ProgramBytes, ProgramMemory};
-pub use stages::{balanced_stages, passes_of};
-pub use strategy::{ActivationRecompute, LayerSplit, Strategy};
-
-/// Formats bytes for people: `12.3 MiB`.
-pub fn format_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut amount = bytes as f64;
-    let mut unit = 0;
-    while amount >= 1024.0 && unit + 1 < UNITS.len() {
-        amount /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{amount:.1} {}", UNITS[unit]) }
-}
+pub use deepwell_lower::*;
+pub use deepwell_search::*;

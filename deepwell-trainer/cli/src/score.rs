@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
-use deepwell_plan::score::{Scored, TABLES, figure, score};
+use deepwell_score::{Scored, TABLES, figure, score};
 
 use crate::Outcome;
 use crate::output::{print, print_json};

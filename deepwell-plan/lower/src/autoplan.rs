@@ -1,0 +1,482 @@
+//! Chooses micro-batch size and recomputation: every candidate is lowered and dry-run.
+
+use deepwell_ir::{
+    Binding, Graph, KernelCatalog, Op, PrecisionPolicy, Program, Recompute, Target,
+    TensorPrecision, differentiate,
+};
+use deepwell_probe::{Gpu, Hardware};
+
+use crate::lower::{SharedGraph, expand_experts, fallback_plan};
+use crate::{
+    DryRun, KernelPlan, LinearFlops, OptimizerSpec, Parallel, Plan, PlanError,
+    arena_bytes_with_fallback, balanced_stages, dryrun_stages, format_bytes, linear_flops, lower,
+    lower_fallback, memory_limit_bytes,
+};
+
+/// A training job to plan.
+#[derive(Clone, Debug)]
+pub struct PlanRequest {
+    /// Tokens per sequence.
+    pub seq: usize,
+    /// Sequences per step.
+    pub global_batch: usize,
+    /// Precision of each tensor.
+    pub policy: PrecisionPolicy,
+    /// The optimizer.
+    pub optimizer: OptimizerSpec,
+    /// Memory limit of each device; `None` for [`memory_limit_bytes`].
+    pub memory_limit_bytes: Option<u64>,
+    /// Fixed micro-batch size, if given.
+    pub micro_batch: Option<usize>,
+    /// Fixed recomputation, if given.
+    pub recompute: Option<Recompute>,
+}
+
+/// The best plan, its program, and the rejected candidates.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The plan.
+    pub plan: Plan,
+    /// Its program.
+    pub program: Program,
+    /// BF16 fallback program; `None` if no tensor is quantized.
+    pub fallback: Option<Program>,
+    /// Its prediction.
+    pub prediction: DryRun,
+    /// Prediction of the same plan in BF16, if any tensor is quantized.
+    pub in_bf16: Option<DryRun>,
+    /// FLOPs of the linear layers of a step, over all pipeline stages.
+    pub linear_flops: LinearFlops,
+    /// Format of each tensor, over all pipeline stages.
+    pub precision: Vec<TensorPrecision>,
+    /// Rejected candidates, with reasons.
+    pub rejected: Vec<String>,
+}
+
+impl Planned {
+    /// Returns the same plan with the programs of another rank, lowered anew if the rank's class
+    /// ([`Parallel::class`]) differs.
+    ///
+    /// # Errors
+    /// As [`lower`].
+    pub fn of_rank(
+        &self,
+        rank: usize,
+        graph: &Graph,
+        catalog: &dyn KernelCatalog,
+        target: &Target,
+    ) -> Result<Planned, PlanError> {
+        let parallel = self.plan.parallel;
+        let ranks = parallel.ranks(rank);
+        let (program, fallback) = if parallel.class(rank)
+            == parallel.class(self.program.rank as usize)
+        {
+            let fallback = self.fallback.as_ref().map(|program| program.for_rank(ranks.clone()));
+            (self.program.for_rank(ranks), fallback)
+        } else {
+            let target = target.clone().as_rank(ranks);
+            let program = lower(graph, &self.plan, catalog, &target)?;
+            let fallback = lower_fallback(graph, &self.plan, &program, catalog, &target)?;
+            (program, fallback)
+        };
+        Ok(Planned { program, fallback, ..self.clone() })
+    }
+}
+
+/// Plans for the device of `target`. See [`autoplan_ranks`].
+///
+/// # Errors
+/// As [`autoplan_ranks`].
+pub fn autoplan(
+    graph: &Graph,
+    hardware: &Hardware,
+    request: &PlanRequest,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<Planned, PlanError> {
+    autoplan_ranks(graph, hardware, request, Parallel::default(), catalog, target)
+}
+
+/// Plans for ranks that each have a device like `target`; the program is for rank 0. Pipeline
+/// stages are balanced by FLOPs. See [`autoplan_stages`].
+///
+/// # Errors
+/// As [`autoplan_stages`].
+pub fn autoplan_ranks(
+    graph: &Graph,
+    hardware: &Hardware,
+    request: &PlanRequest,
+    parallel: Parallel,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<Planned, PlanError> {
+    autoplan_stages(graph, hardware, request, (parallel, None), catalog, target)
+}
+
+/// [`autoplan_ranks`] with the number of layers of each pipeline stage, if given.
+///
+/// Recomputation only adds work, and smaller micro-batches only read weights more often. So
+/// candidates are tried in order of predicted time: least recomputation first, then largest
+/// micro-batch first. The first candidate that fits into memory is taken, or a larger micro-batch
+/// that fits with one stream, if it takes less time. In a pipeline, smaller micro-batches reduce
+/// the bubble, so the fastest of all fitting candidates is taken.
+///
+/// # Errors
+/// An invalid request, a GPU missing in `hardware`, a model without kernels on `target`, or no
+/// fitting candidate.
+pub fn autoplan_stages(
+    graph: &Graph,
+    hardware: &Hardware,
+    request: &PlanRequest,
+    (parallel, layers): (Parallel, Option<&[usize]>),
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+) -> Result<Planned, PlanError> {
+    for (what, size) in [("sequence length", request.seq), ("batch size", request.global_batch)] {
+        if size == 0 {
+            let expected = "at least 1".to_string();
+            return Err(PlanError::Request { what, expected, got: "0".to_string() });
+        }
+    }
+    check_gpu(hardware, target)?;
+    let rows = parallel.rows_of_rank(request.global_batch)?;
+    parallel.check()?;
+    let micro_batches = micro_batch_candidates(request, rows)?;
+    let target = &target.clone().as_rank(parallel.ranks(0));
+    let rules = match request.recompute {
+        Some(rule) => vec![rule],
+        None => vec![Recompute::None, Recompute::Selective, Recompute::Full],
+    };
+    let limit_bytes = request
+        .memory_limit_bytes
+        .unwrap_or_else(|| memory_limit_bytes(hardware, target, parallel.world_size()));
+    let stages = stages_of(graph, request, parallel, layers)?;
+    let base = Plan { parallel, stages, ..base_plan(graph, request, target) };
+    let attempt = |candidate: Plan| {
+        let attempted = attempt(graph, candidate, hardware, catalog, target, limit_bytes);
+        // A graph that cannot be trained has an error of its own, whatever the plan.
+        attempted.map_err(|error| trainable(graph, request).err().unwrap_or(error))
+    };
+    let mut best = Best::default();
+    for &rule in &rules {
+        // With several streams first: larger micro-batches that do not fit are retried with one
+        // stream.
+        let mut too_large = Vec::new();
+        for &micro_batch in &micro_batches {
+            let candidate = with_batches(&base, micro_batch, rows / micro_batch, rule);
+            match attempt(candidate.clone())? {
+                Attempt::TooLarge(reason) => {
+                    best.rejected.push(reason);
+                    too_large.push(candidate);
+                    continue;
+                }
+                Attempt::Fits(planned) => best.consider(*planned),
+            }
+            if parallel.pipeline > 1 {
+                continue;
+            }
+            // Smaller micro-batches only read the weights more often.
+            let smaller = micro_batches.iter().filter(|&&size| size < micro_batch);
+            best.rejected
+                .extend(smaller.map(|size| {
+                    format!("micro-batch {size}, recompute {rule}: a larger one fits")
+                }));
+            break;
+        }
+        for candidate in too_large {
+            if target.arch == "cpu" || candidate.has_one_stream() {
+                break;
+            }
+            match attempt(Plan { one_stream: true, ..candidate })? {
+                Attempt::TooLarge(reason) => best.rejected.push(reason),
+                Attempt::Fits(planned) => {
+                    best.consider(*planned);
+                    if parallel.pipeline == 1 {
+                        break;
+                    }
+                }
+            }
+        }
+        if best.planned.is_some() {
+            // More recomputation only adds work.
+            break;
+        }
+    }
+    let Best { planned, rejected } = best;
+    let Some(mut best) = planned else {
+        return Err(PlanError::NothingFits { limit_bytes, rejected });
+    };
+    best.plan.precision = best.program.precision.clone();
+    best.plan.kernels = kernels_of(&best.program);
+    best.plan.tuned = catalog.tables(target);
+    best.rejected = rejected;
+    Ok(best)
+}
+
+/// Whether the graph of the whole model can be trained.
+fn trainable(graph: &Graph, request: &PlanRequest) -> Result<(), PlanError> {
+    differentiate(&expand_experts(graph, &request.policy)?)?;
+    Ok(())
+}
+
+/// Result of a candidate.
+enum Attempt {
+    Fits(Box<Planned>),
+    /// Why the candidate does not fit.
+    TooLarge(String),
+}
+
+/// Lowers a candidate and predicts it.
+fn attempt(
+    graph: &Graph,
+    candidate: Plan,
+    hardware: &Hardware,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+    limit_bytes: u64,
+) -> Result<Attempt, PlanError> {
+    let parallel = candidate.parallel;
+    let too_large = |needed: String| {
+        let (name, limit) = (name_of(&candidate), format_bytes(limit_bytes));
+        Ok(Attempt::TooLarge(format!("{name}: needs {needed}, {limit} may be used")))
+    };
+    let shared = SharedGraph::of(graph, &candidate, catalog, target)?;
+    let mut programs = match lower_stages(&shared, parallel, catalog, target, limit_bytes)? {
+        Stages::Within(programs) => programs,
+        Stages::Beyond(peak_bytes) => {
+            return too_large(format!("{} or more", format_bytes(peak_bytes)));
+        }
+    };
+    let mut prediction = dryrun_stages(&programs, parallel, hardware);
+    let in_bf16 = fallback_plan(&candidate, &programs[0]);
+    let fallbacks: Vec<Program> = match &in_bf16 {
+        None => Vec::new(),
+        Some(in_bf16) => {
+            let other = shared.differentiated();
+            let shared = SharedGraph::in_precision(&other, graph, in_bf16, catalog, target)?;
+            let of_stage = |program: &Program| shared.lower_stage(catalog, &program.target);
+            programs.iter().map(of_stage).collect::<Result<_, _>>()?
+        }
+    };
+    for (index, program) in programs.iter().enumerate() {
+        let bytes = arena_bytes_with_fallback(program, fallbacks.get(index));
+        prediction.reserve(bytes, &program.target);
+    }
+    let peak_bytes = prediction.peak_bytes();
+    if peak_bytes > limit_bytes {
+        return too_large(format_bytes(peak_bytes));
+    }
+    let in_bf16 = match fallbacks.as_slice() {
+        [] => None,
+        fallbacks => Some(dryrun_stages(fallbacks, parallel, hardware)),
+    };
+    prediction.expected_speedup_over_bf16 =
+        in_bf16.as_ref().map(|in_bf16| in_bf16.time_s / prediction.time_s);
+    let linear_flops = programs.iter().map(linear_flops).sum();
+    let precision = programs.iter().flat_map(|it| it.precision.clone()).collect();
+    Ok(Attempt::Fits(Box::new(Planned {
+        plan: candidate,
+        program: programs.swap_remove(0),
+        fallback: fallbacks.into_iter().next(),
+        prediction,
+        linear_flops,
+        precision,
+        in_bf16,
+        rejected: Vec::new(),
+    })))
+}
+
+/// A candidate's name in the list of rejected candidates.
+fn name_of(plan: &Plan) -> String {
+    let Plan { micro_batch, micro_batches, recompute, .. } = plan;
+    let streams = if plan.one_stream { ", one stream" } else { "" };
+    format!("micro-batch {micro_batch} x {micro_batches}, recompute {recompute}{streams}")
+}
+
+/// The fastest candidate that fits.
+#[derive(Default)]
+struct Best {
+    planned: Option<Planned>,
+    rejected: Vec<String>,
+}
+
+impl Best {
+    fn consider(&mut self, planned: Planned) {
+        let Some(best) = &self.planned else {
+            self.planned = Some(planned);
+            return;
+        };
+        let slower = if priced_s(best) <= priced_s(&planned) { &planned } else { best };
+        let time_ms = priced_s(slower) * 1e3;
+        self.rejected.push(format!("{}: at least {time_ms:.3} ms a step", name_of(&slower.plan)));
+        if priced_s(best) > priced_s(&planned) {
+            self.planned = Some(planned);
+        }
+    }
+}
+
+/// Predicted time of a step, for comparing candidates. A prediction does not include the idle SMs
+/// filled by side streams: one stream was 1.8 % slower for llama-1.1b in MXFP8 and 14.7 % for
+/// moe-1b-a300m (`benchmarks/train_h200_2026-11-27.md`).
+fn priced_s(planned: &Planned) -> f64 {
+    let has_experts = planned.prediction.ranks.iter().any(|rank| rank.expert_room.is_some());
+    let price = match (planned.plan.one_stream, has_experts) {
+        (false, _) => 1.0,
+        (true, false) => 1.018,
+        (true, true) => 1.147,
+    };
+    planned.prediction.time_s * price
+}
+
+/// Layers of each pipeline stage, as requested or balanced; empty for one stage.
+fn stages_of(
+    graph: &Graph,
+    request: &PlanRequest,
+    parallel: Parallel,
+    layers: Option<&[usize]>,
+) -> Result<Vec<usize>, PlanError> {
+    let stages = parallel.stages();
+    match layers {
+        None if stages == 1 => Ok(Vec::new()),
+        None => balanced_stages(graph, stages, &Binding { batch: 1, seq: request.seq }),
+        Some(layers) => {
+            let (count, sum) = (graph.layer_count(), layers.iter().sum::<usize>());
+            if layers.len() == stages && sum == count && !layers.contains(&0) {
+                return Ok(if stages == 1 { Vec::new() } else { layers.to_vec() });
+            }
+            Err(PlanError::Request {
+                what: "layers of the pipeline's stages",
+                expected: format!("{stages} numbers of at least 1, {count} together"),
+                got: format!("{layers:?}"),
+            })
+        }
+    }
+}
+
+/// Programs of a pipeline's stages.
+enum Stages {
+    Within(Vec<Program>),
+    /// Peak bytes of the first stage found above the limit.
+    Beyond(u64),
+}
+
+/// Lowers the program of the first rank of each pipeline stage. Stops at the first stage above
+/// `limit_bytes`: a search tries many plans, and the first stage holds the most micro-batches.
+fn lower_stages(
+    shared: &SharedGraph<'_>,
+    parallel: Parallel,
+    catalog: &dyn KernelCatalog,
+    target: &Target,
+    limit_bytes: u64,
+) -> Result<Stages, PlanError> {
+    let ranks = parallel.world_size() / parallel.pipeline;
+    let mut programs = Vec::with_capacity(parallel.pipeline);
+    for stage in 0..parallel.pipeline {
+        let target = target.clone().as_rank(parallel.ranks(stage * ranks));
+        let program = shared.lower_stage(catalog, &target)?;
+        let peak_bytes = (program.arena.bytes + program.fixed_overhead_bytes) as u64;
+        if parallel.pipeline > 1 && peak_bytes > limit_bytes {
+            return Ok(Stages::Beyond(peak_bytes));
+        }
+        programs.push(program);
+    }
+    Ok(Stages::Within(programs))
+}
+
+/// Micro-batch sizes for a rank with `rows` sequences per step.
+fn micro_batch_candidates(request: &PlanRequest, rows: usize) -> Result<Vec<usize>, PlanError> {
+    let of_rank = match rows == request.global_batch {
+        true => String::new(),
+        false => " that each rank has".to_string(),
+    };
+    match request.micro_batch {
+        Some(size) if rows.is_multiple_of(size) => Ok(vec![size]),
+        Some(size) => Err(PlanError::Request {
+            what: "micro-batch",
+            expected: format!("a divisor of the batch of {rows}{of_rank}"),
+            got: size.to_string(),
+        }),
+        None => Ok((1..=rows).rev().filter(|size| rows.is_multiple_of(*size)).collect()),
+    }
+}
+
+/// The GPU of a target, if the target has a GPU of `hardware`.
+pub(crate) fn gpu_of<'a>(hardware: &'a Hardware, target: &Target) -> Option<&'a Gpu> {
+    hardware.gpus.get(target.gpu?)
+}
+
+fn check_gpu(hardware: &Hardware, target: &Target) -> Result<(), PlanError> {
+    let Some(index) = target.gpu.filter(|_| gpu_of(hardware, target).is_none()) else {
+        return Ok(());
+    };
+    let there: Vec<String> =
+        hardware.gpus.iter().enumerate().map(|(at, gpu)| format!("{at} ({})", gpu.name)).collect();
+    let expected = match there.as_slice() {
+        [] => "no GPU, as the machine has none".to_string(),
+        there => format!("one of {}", there.join(", ")),
+    };
+    Err(PlanError::Request { what: "GPU", expected, got: index.to_string() })
+}
+
+/// Name of the target's device on the command line.
+fn device_name(target: &Target) -> String {
+    match target.gpu {
+        Some(index) => format!("cuda:{index}"),
+        None if target.arch == "cpu" => "cpu".to_string(),
+        // The architecture name starts with the generation: `hopper-sm90`.
+        None => format!("emulated:{}", target.arch.rsplit('-').next().unwrap_or_default()),
+    }
+}
+
+/// The base plan of all candidates.
+pub fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -> Plan {
+    Plan {
+        model: graph.name.clone(),
+        device: device_name(target),
+        arch: target.arch.clone(),
+        seq: request.seq,
+        micro_batch: request.global_batch,
+        micro_batches: 1,
+        recompute: Recompute::None,
+        policy: request.policy.clone(),
+        precision: Vec::new(),
+        kernels: Vec::new(),
+        optimizer: request.optimizer.clone(),
+        bucket_bytes: Plan::BUCKET_BYTES,
+        capacity_factor: capacity_factor(graph),
+        one_stream: false,
+        parallel: Parallel::default(),
+        stages: Vec::new(),
+        tuned: Vec::new(),
+    }
+}
+
+/// The capacity factor of a captured graph, the same in all layers.
+fn capacity_factor(graph: &Graph) -> Option<f64> {
+    graph.nodes.iter().find_map(|node| match &node.op {
+        Op::Experts(op) => op.capacity_factor,
+        _ => None,
+    })
+}
+
+/// Returns the plan with other batch sizes and recomputation.
+fn with_batches(plan: &Plan, micro_batch: usize, micro_batches: usize, rule: Recompute) -> Plan {
+    Plan { micro_batch, micro_batches, recompute: rule, ..plan.clone() }
+}
+
+fn kernels_of(program: &Program) -> Vec<KernelPlan> {
+    let mut kernels: Vec<KernelPlan> = Vec::new();
+    for (call, runs) in program.calls_with_runs() {
+        let op = call.op.name();
+        match kernels.iter_mut().find(|k| k.op == op && k.kernel == call.choice.kernel) {
+            Some(known) => known.calls += runs,
+            None => kernels.push(KernelPlan {
+                op: op.to_string(),
+                kernel: call.choice.kernel.clone(),
+                tile: call.choice.tile,
+                calls: runs,
+            }),
+        }
+    }
+    kernels
+}
