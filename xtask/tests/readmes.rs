@@ -8,13 +8,16 @@ use std::process::Command;
 use serde_json::Value;
 
 /// READMEs, and the crate that each is about.
-const READMES: [(&str, &str); 13] = [
+const READMES: [(&str, &str); 16] = [
     ("README.md", "deepwell_trainer"),
     ("deepwell-precision/README.md", "deepwell_precision"),
     ("deepwell-probe/README.md", "deepwell_probe"),
     ("deepwell-ir/README.md", "deepwell_ir"),
     ("deepwell-moe/README.md", "deepwell_moe"),
     ("deepwell-plan/README.md", "deepwell_plan"),
+    ("deepwell-plan/lower/README.md", "deepwell_lower"),
+    ("deepwell-plan/score/README.md", "deepwell_score"),
+    ("deepwell-plan/search/README.md", "deepwell_search"),
     ("deepwell-kernels/README.md", "deepwell_kernels"),
     ("deepwell-ckpt/README.md", "deepwell_ckpt"),
     ("deepwell-trainer/README.md", "deepwell_trainer"),

@@ -39,9 +39,7 @@ mod zero3_gather;
 pub use self::evaluation::lower_evaluation;
 pub(crate) use self::expert::expand_experts;
 use self::expert::expand_for_rank;
-pub use self::fallback::{
-    Transient, fallback_plan, further_copy_bytes, shared_operand_lifetimes,
-};
+pub use self::fallback::{Transient, fallback_plan, further_copy_bytes, shared_operand_lifetimes};
 pub use self::fallback::{arena_bytes_with_fallback, lower_fallback, lower_within};
 pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
 pub use self::inference::{Inference, lower_inference, lower_scoring};

@@ -23,11 +23,11 @@ pub use self::parts::ProgramBytes;
 use self::parts::{InFlight, Parts};
 use crate::memory::StageLayers;
 use crate::{ModelShape, Strategy};
-use deepwell_lower::counting::base_plan;
 use deepwell_lower::SharedGraph;
+use deepwell_lower::counting::base_plan;
+use deepwell_lower::counting::orders_of;
 use deepwell_lower::counting::{Counted, Differentiated, fallback_plan};
 use deepwell_lower::schedule::{handovers, in_flight};
-use deepwell_lower::counting::orders_of;
 use deepwell_lower::{Parallel, Plan, PlanError, PlanRequest};
 
 /// Micro-batches per stage after which a schedule has reached its maximum in flight.

@@ -13,7 +13,7 @@ const AFTER_HELP: &str = "\
 Predicts each row of a table from its configuration and compares the prediction with the
 measurement. The columns of a table determine its kind: pipeline bubbles, peak memory in
 Megatron-LM's accounting, step times, or throughput with FSDP. Without FILE, scores the tables in
-the repository's deepwell-plan/scores/, which names their sources.
+the repository's deepwell-plan/score/scores/, which names their sources.
 
 Examples:
   deepwell score

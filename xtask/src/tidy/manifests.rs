@@ -9,7 +9,7 @@ use crate::packages::{Package, packages};
 use crate::source::read;
 
 /// The layers of crates: a crate depends on crates of lower layers only.
-const LAYERS: [(&str, usize); 18] = [
+const LAYERS: [(&str, usize); 21] = [
     ("deepwell-precision", 1),
     ("deepwell-emulator", 1),
     ("deepwell-trials", 1),
@@ -20,14 +20,17 @@ const LAYERS: [(&str, usize); 18] = [
     ("deepwell-moe", 3),
     ("deepwell-ckpt", 3),
     ("deepwell-data", 3),
-    ("deepwell-plan", 4),
+    ("deepwell-lower", 4),
     ("deepwell-kernels", 4),
     ("deepwell-quantize-file", 4),
+    ("deepwell-search", 5),
     ("deepwell-capi", 5),
-    ("deepwell-audit", 5),
-    ("deepwell-trainer", 6),
-    ("deepwell-bench", 7),
-    ("deepwell-cli", 8),
+    ("deepwell-score", 6),
+    ("deepwell-plan", 6),
+    ("deepwell-audit", 7),
+    ("deepwell-trainer", 8),
+    ("deepwell-bench", 9),
+    ("deepwell-cli", 10),
 ];
 
 /// External crates reserved to a single crate, with an alternative for the rest.
@@ -203,9 +206,9 @@ mod tests {
         );
         check("deepwell-plan", &dependency("deepwell-trainer"), &["uses `deepwell-trainer`"]);
         check(
-            "deepwell-plan",
+            "deepwell-moe",
             "[dev-dependencies]\ndeepwell-kernels = { path = \"x\" }\n",
-            &["uses `deepwell-kernels` in layer 4"],
+            &["`deepwell-moe` in layer 3 uses `deepwell-kernels` in layer 4"],
         );
         check("deepwell-kernels", &dependency("cudarc"), &[]);
         check("deepwell-ir", &dependency("cudarc"), &["only `deepwell-kernels` may use `cudarc`"]);
