@@ -310,6 +310,7 @@ mod tests {
                     what,
                     architectures: architectures.to_vec(),
                     mutate,
+                    cycles: line.contains("--cycles"),
                     keep,
                     record: line.contains("--record"),
                     rest: rest.iter().map(OsString::from).collect(),
@@ -326,6 +327,8 @@ mod tests {
         check("--json add --seed=1", kernel("add"), (&[], false, false), &["--json", "--seed=1"]);
         check("a.toml b.toml", files(&["a.toml", "b.toml"]), (&[], false, false), &[]);
         check("a.toml --mutate", files(&["a.toml"]), (&[], true, false), &[]);
+        let rest = ["--timeline", "folder"];
+        check("add --cycles --timeline folder", kernel("add"), (&[], false, false), &rest);
         check("--all --json", What::All, (&[], false, false), &["--json"]);
         check("--unproven", What::Unproven, (&[], false, false), &[]);
         check("--all --record", What::All, (&[], false, false), &[]);
@@ -342,6 +345,8 @@ mod tests {
         };
         check("", "expected a kernel, a launch file or `--all`");
         check("--all add", "got both: `add`");
+        check("--all --cycles", "`--cycles` is for a kernel or launch files");
+        check("add --cycles --mutate", "`--cycles` is for a kernel or launch files");
         check("add gelu", "expected one kernel, got 2");
         check("add --arch", "takes a value");
         check("add --arch sm_80", "does not know `sm_80`");

@@ -2,8 +2,8 @@
 //!
 //! Sources: SA = SemiAnalysisAI/microbench-blackwell@9a068d8 (B200, measured). GUIDE = CUDA C++
 //! programming guide, table of arithmetic throughput, compute capabilities 9.0 and 10.0. QK =
-//! Dao-AILab/quack@c8ec317 (measured). FA4 = arXiv 2603.05451. *Assumed* numbers have no public
-//! source.
+//! Dao-AILab/quack@c8ec317 (measured). H200 = measured here, benchmarks/cycles_2026-11-29.md.
+//! FA4 = arXiv 2603.05451. *Assumed* numbers have no public source.
 
 /// Which bound of an unknown rate or latency holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,8 +35,12 @@ pub struct Machine {
     pub copy_bytes: f64,
     /// Clocks from the issue of a copy to its first byte.
     pub copy_latency: f64,
-    /// Clocks from an arrival at an mbarrier or a barrier to the next instruction of a waiter.
+    /// Clocks from an arrival at an mbarrier to the next instruction of a waiter.
     pub wake_latency: f64,
+    /// The same for barriers of a CTA or a cluster.
+    pub barrier_latency: f64,
+    /// Clocks of a wait for an mbarrier phase that is complete.
+    pub wait_latency: f64,
     /// Clocks from the end of an MMA to the next instruction of a thread that waits for its
     /// `tcgen05.commit`: one CTA, a pair. For `wgmma`, of `wait_group`.
     pub mma_latency: [f64; 2],
@@ -66,12 +70,17 @@ impl Machine {
             shared_bytes: 128.0, // QK, SA
             // Unknown: the sum of reads and writes is 128 bytes, or each.
             copies_share_port: slow,
-            copy_bytes: range(64.0, 38.0), // assumed; SA: 16 KiB more take 352 to 425 clocks
-            copy_latency: range(600.0, 890.0), // assumed for the L2 cache; SA: 900 for 512 bytes
-            wake_latency: range(20.0, 60.0), // no public figure
+            // An H200's (below), assumed; SA: 16 KiB more of one copy take 352 clocks.
+            copy_bytes: range(90.0, 46.0),
+            // An H200's from the L2 cache, assumed; SA: 900 for 512 bytes to a thread that waits.
+            copy_latency: range(180.0, 750.0),
+            // No public figure: an H200's (below), and half of it.
+            wake_latency: range(70.0, 150.0),
+            barrier_latency: range(23.0, 46.0),
+            wait_latency: range(21.0, 42.0),
             mma_latency: range_of(slow, [104.0, 130.0], [136.0, 170.0]), // SA
-            mma_start: 12.0,               // SA
-            tensor_memory_latency: range(20.0, 60.0), // no public figure
+            mma_start: 12.0,                                             // SA
+            tensor_memory_latency: range(20.0, 60.0),                    // no public figure
             // 32 lanes of 4 bytes; arXiv 2512.02189 has twice as much for reads (contested).
             tensor_memory_bytes: range(256.0, 128.0),
             multiply_adds: 4096.0, // NVIDIA: 2250 TFLOP/s over 148 SMs at 1.855 GHz; SA
@@ -83,10 +92,19 @@ impl Machine {
             "sm_90" => Some(Machine {
                 // NVIDIA: 989 TFLOP/s over 132 SMs at 1.83 GHz.
                 multiply_adds: 2048.0,
-                // arXiv 2501.12084: a `wgmma` of N = 256 takes as long as its interval; assumed.
-                mma_latency: range_of(slow, [20.0, 20.0], [60.0, 60.0]),
-                // arXiv 2402.13499 measures 4472 bytes in a clock of all SMs' L2 loads: 34 each.
-                copy_bytes: range(64.0, 34.0),
+                // H200: one `wgmma` of 64 x 128 x 16 takes 119 clocks to its wait, each more 64.
+                mma_latency: [54.0, 54.0],
+                // H200, copies of 16 KiB from the L2 cache, all SMs: the same bytes at a time for
+                // 33 SMs, other bytes for each.
+                copy_bytes: range(90.0, 37.0),
+                // H200: 332 clocks for 512 bytes to a thread that waits, from the L2 cache; from
+                // device memory: as on a B200.
+                copy_latency: range(180.0, 750.0),
+                // H200, two warps by turns: 142 with `test_wait`, 150 with `try_wait`.
+                wake_latency: range(142.0, 150.0),
+                // H200: `bar.sync` of two warps, and `bar.arrive` to `bar.sync`.
+                barrier_latency: range(39.0, 46.0),
+                wait_latency: 42.0, // H200
                 ..common
             }),
             _ => None,

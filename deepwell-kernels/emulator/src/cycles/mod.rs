@@ -4,8 +4,8 @@
 //!
 //! A [`Recorder`] observes a launch in [`Completion::Eager`](crate::launch::Completion::Eager) mode
 //! and keeps, for each warp, what it asks of which unit, and which phases of mbarriers, barriers and
-//! groups it waits for ([`record`]). [`replay`] runs these lists again on servers with the rates of
-//! a [`Machine`]: tensor cores, issue slots, FMA, ALU and MUFU lanes, the port of shared memory,
+//! groups it waits for ([`record`]). [`replay()`] runs these lists again on servers with the rates
+//! of a [`Machine`]: tensor cores, issue slots, FMA, ALU and MUFU lanes, the port of shared memory,
 //! copies, tensor memory. A wait ends when all that counted in its phase in the recorded run is
 //! there. Where a rate or a latency is not known, a machine has a lower and an upper bound
 //! ([`machine`]); both give a time, and the answer is the interval.
@@ -23,13 +23,15 @@ mod ledger;
 pub mod machine;
 pub mod record;
 pub mod replay;
+pub mod summary;
 #[cfg(test)]
 mod tests;
 pub mod timeline;
 
 pub use machine::{Bound, Machine};
 pub use record::{Recorder, Recording};
-pub use replay::{Cycles, Unit, replay};
+pub use replay::replay;
+pub use summary::{Cycles, Unit, Waiting};
 
 use crate::decode::Program;
 

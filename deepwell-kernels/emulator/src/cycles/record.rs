@@ -70,6 +70,8 @@ pub struct Recording {
     pub warps: Vec<WarpSteps>,
     /// Number of arrivals of each signal.
     pub arrivals: Vec<u32>,
+    /// Whether each signal is of an mbarrier; otherwise, of a barrier of the CTA or the cluster.
+    pub of_mbarriers: Vec<bool>,
     /// SM of each CTA, by cluster and rank.
     pub sms: BTreeMap<(u64, u32), u32>,
 }
@@ -109,29 +111,32 @@ impl Open {
     }
 }
 
-/// Records a launch for [`replay`](super::replay).
+/// Records a launch for [`replay`](super::replay()).
 #[derive(Debug, Default)]
 pub struct Recorder {
     warps: BTreeMap<(u64, u32, u32), (Origin, Open)>,
     signals: HashMap<Key, Signal>,
     arrivals: Vec<u32>,
+    of_mbarriers: Vec<bool>,
     sms: BTreeMap<(u64, u32), u32>,
 }
 
 impl Recorder {
     /// Returns the recording, after the launch.
     pub fn finish(self) -> Recording {
-        let warps = self.warps.into_values().map(|(origin, mut open)| {
+        let Recorder { warps, arrivals, of_mbarriers, sms, .. } = self;
+        let warps = warps.into_values().map(|(origin, mut open)| {
             open.flush();
             WarpSteps { origin: Origin { pc: 0, ..origin }, steps: open.steps }
         });
-        Recording { warps: warps.collect(), arrivals: self.arrivals, sms: self.sms }
+        Recording { warps: warps.collect(), arrivals, of_mbarriers, sms }
     }
 
     fn signal(&mut self, key: Key) -> Signal {
-        let Recorder { signals, arrivals, .. } = self;
+        let Recorder { signals, arrivals, of_mbarriers, .. } = self;
         *signals.entry(key).or_insert_with(|| {
             arrivals.push(0);
+            of_mbarriers.push(matches!(key, Key::Phase(..)));
             arrivals.len() as u32 - 1
         })
     }

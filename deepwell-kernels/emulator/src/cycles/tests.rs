@@ -2,7 +2,8 @@
 
 use super::machine::{Bound, Machine};
 use super::record::{Recording, Step, WarpSteps};
-use super::replay::{Unit, replay};
+use super::replay::replay;
+use super::summary::Unit;
 use crate::observe::{Direction, Origin, TensorMma};
 
 fn machine(bound: Bound) -> Machine {
@@ -50,7 +51,12 @@ fn recording(warps: Vec<Vec<Step>>, arrivals: &[u32]) -> Recording {
         origin: origin(warp),
         steps: steps.into_iter().map(|step| (0, step)).collect(),
     });
-    Recording { warps: warps.collect(), arrivals: arrivals.to_vec(), sms: [((0, 0), 0)].into() }
+    Recording {
+        warps: warps.collect(),
+        arrivals: arrivals.to_vec(),
+        of_mbarriers: vec![true; arrivals.len()],
+        sms: [((0, 0), 0)].into(),
+    }
 }
 
 /// D MMAs, their commit and a wait take (D - 1) intervals, N / 2, a latency and 12 clocks (SA).

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::replay::Cycles;
+use super::summary::Cycles;
 use crate::decode::Program;
 
 /// A row of the timeline.

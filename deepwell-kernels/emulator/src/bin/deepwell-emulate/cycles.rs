@@ -7,9 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deepwell_emulator::cycles::replay::Waiting;
 use deepwell_emulator::cycles::timeline::timeline;
-use deepwell_emulator::cycles::{Cycles, Estimate};
+use deepwell_emulator::cycles::{Cycles, Estimate, Waiting};
 use deepwell_emulator::decode::Program;
 use deepwell_emulator::launch::Settings;
 use deepwell_emulator::launch_file::PreparedLaunch;
