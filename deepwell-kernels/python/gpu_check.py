@@ -1,6 +1,6 @@
 """Correctness and speed of the package on a GPU, next to PyTorch, torch.compile, Liger and torchao.
 
-    python3 gpu_check.py [SECTION …] [--out FOLDER] [--steps N]
+    python3 gpu_check.py [SECTION …] [--out FOLDER] [--steps N] [--only NAME …]
 
 Sections: correctness, overhead, attention, rows, training. Needs PyTorch 2.10 or newer and the
 wheel (or DEEPWELL_LIBRARY and PYTHONPATH); `training` needs transformers. Liger and torchao are
@@ -338,10 +338,12 @@ def rows(log: Log) -> None:
         log.write(**row)
 
 
-def training(log: Log, steps: int) -> None:
+def training(log: Log, steps: int, only: list[str]) -> None:
     script = Path(__file__).with_name("gpu_train.py")
-    for model in gpu_train.MODELS:
-        for configuration in gpu_train.CONFIGURATIONS:
+    models = [name for name in gpu_train.MODELS if name in only] or gpu_train.MODELS
+    asked = [name for name in gpu_train.CONFIGURATIONS if name in only]
+    for model in models:
+        for configuration in asked or gpu_train.CONFIGURATIONS:
             command = [sys.executable, script, model, configuration, "--steps", str(steps)]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=540)
             last = (done.stdout.strip().splitlines() or [""])[-1]
@@ -358,7 +360,13 @@ def main() -> int:
     parser.add_argument("sections", nargs="*", default=sections, metavar="SECTION")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", ".")))
     parser.add_argument("--steps", type=int, default=30, help="training steps of a configuration")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="models and configurations to train"
+    )
     arguments = parser.parse_args()
+    if strange := set(arguments.only) - {*gpu_train.MODELS, *gpu_train.CONFIGURATIONS}:
+        names = [*gpu_train.MODELS, *gpu_train.CONFIGURATIONS]
+        parser.error(f"--only: expected names among {names}, got {sorted(strange)}")
     if unknown := set(arguments.sections) - set(sections):
         parser.error(f"expected sections among {sections}, got {sorted(unknown)}")
     import deepwell
@@ -378,7 +386,7 @@ def main() -> int:
         "overhead": lambda: overhead(log),
         "attention": lambda: attention(log),
         "rows": lambda: rows(log),
-        "training": lambda: training(log, arguments.steps),
+        "training": lambda: training(log, arguments.steps, arguments.only),
     }
     for section in arguments.sections:
         log.attempt(section, calls[section])

@@ -8,7 +8,9 @@ import torch
 
 from deepwell.library import LIBRARY_VARIABLE
 
-WORKSPACE = Path(__file__).resolve().parents[3]
+#: The repository, if the tests are in it.
+_PARENTS = Path(__file__).resolve().parents
+WORKSPACE = next((path for path in _PARENTS if (path / "Cargo.lock").exists()), _PARENTS[0])
 BUILDS = ("release/libdeepwell.so", "debug/libdeepwell.so", "debug/deps/libdeepwell.so")
 
 
