@@ -1,4 +1,4 @@
-//! Observation of a launch: events that the engine reports while it runs.
+//! Observation of a launch by its events.
 
 use crate::decode::Instruction;
 

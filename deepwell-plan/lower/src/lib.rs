@@ -1,4 +1,5 @@
-//! How a given plan runs: lowers a model to a program, packs its memory, and predicts memory and time.
+//! How a given plan runs: lowers a model to a program, packs its memory, and predicts memory and
+//! time.
 //!
 //! # Brief overview
 //!

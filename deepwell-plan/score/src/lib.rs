@@ -2,6 +2,14 @@
 //!
 //! A table is a CSV file whose columns determine its kind. Each row is predicted from the row's own
 //! values, and compared. No constant of the model is fitted to a row scored here.
+//!
+//! ```
+//! use deepwell_score::{TABLES, score};
+//!
+//! let (file, text) = TABLES[0];
+//! let scored = score(file, text).expect("a table of the crate");
+//! assert!(!scored.rows.is_empty());
+//! ```
 
 mod bridge;
 mod bubbles;

@@ -18,8 +18,8 @@ const STEP: u32 = 8;
 const LAUNCH_LIMIT: u32 = 256;
 
 /// Returns the registers of a thread at launch. Known for kernels with `.maxnreg`, and for kernels
-/// with `setmaxnreg`, `.maxntid` and `.minnctapersm`: ptxas then gives each thread all registers that
-/// both leave (168 for 384 threads), and ignores `setmaxnreg` otherwise.
+/// with `setmaxnreg`, `.maxntid` and `.minnctapersm`: ptxas then gives each thread all registers
+/// that both leave (168 for 384 threads), and ignores `setmaxnreg` otherwise.
 pub(crate) fn launch_registers(program: &Program) -> Option<u32> {
     let moves =
         |instruction: &Instruction| matches!(instruction, Instruction::SetMaxRegisters { .. });

@@ -30,7 +30,8 @@ pub struct SearchRequest {
     pub memory: MemoryRules,
     /// Bytes of CUDA context and NCCL of a rank in a group, outside of the allocator.
     pub outside_bytes: f64,
-    /// Usable bytes of a GPU; `None` for [`usable_bytes`](deepwell_lower::usable_bytes) of the GPU's memory.
+    /// Usable bytes of a GPU; `None` for [`usable_bytes`](deepwell_lower::usable_bytes) of its
+    /// memory.
     pub gpu_memory_bytes: Option<f64>,
     /// Fixed or forbidden values.
     pub pins: Vec<Pin>,
