@@ -20,6 +20,7 @@ mod copy;
 mod execute;
 mod gather;
 mod landing;
+mod launch_control;
 mod matrix;
 mod pattern;
 mod random;

@@ -69,7 +69,8 @@
 //! An asynchronous operation has two events. At *issue* (when the instruction executes), call
 //! [`Tracker::issue`], which returns an [`Operation`]. When the operation *runs*, now or later,
 //! call [`Tracker::access_operation`] for all its accesses, or [`Tracker::access_tensor`] for
-//! rectangles of tensor memory, then [`Tracker::ran`]. Completion is reported as follows:
+//! rectangles of tensor memory, then [`Tracker::complete_tx`], if it completes on an mbarrier, and
+//! [`Tracker::ran`]. Completion is reported as follows:
 //!
 //! | operation | [`Unit`] | end |
 //! |---|---|---|

@@ -108,9 +108,9 @@ impl Machine {
         let (source, target) = (Place::Global(1 << 20), Place::Shared { rank, offset });
         self.tracker.access_operation(operation, Direction::Read, source, bytes);
         self.tracker.access_operation(operation, Direction::Write, target, bytes);
-        self.tracker.ran(operation);
         let arrival = self.mbarriers.complete_tx(mbarrier.0, mbarrier.1, bytes).unwrap();
         self.tracker.complete_tx(operation, mbarrier.0, mbarrier.1, arrival);
+        self.tracker.ran(operation);
     }
 
     /// A TMA store of `bytes` from shared memory.
