@@ -5,9 +5,9 @@
 //! A [`Recorder`] observes a launch in [`Completion::Eager`](crate::launch::Completion::Eager) mode
 //! and keeps, for each warp, what it asks of which unit, and which phases of mbarriers, barriers
 //! and groups it waits for ([`record`]). [`replay()`] runs these lists again on servers with the
-//! rates of a [`Machine`]: tensor cores, issue slots, FMA, ALU and MUFU lanes, the port of shared memory,
-//! copies, tensor memory. A wait ends when all that counted in its phase in the recorded run is
-//! there. Where a rate or a latency is not known, a machine has a lower and an upper bound
+//! rates of a [`Machine`]: tensor cores, issue slots, FMA, ALU and MUFU lanes, the port of shared
+//! memory, copies, tensor memory. A wait ends when all that counted in its phase in the recorded
+//! run is there. Where a rate or a latency is not known, a machine has a lower and an upper bound
 //! ([`machine`]); both give a time, and the answer is the interval.
 //!
 //! # What it leaves out
