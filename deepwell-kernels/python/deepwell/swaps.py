@@ -100,10 +100,13 @@ class RmsNorm(Swapped):
     def forward(self, x, *args, **kwargs):
         reason = rejects(self, x)
         if reason is None and (args or kwargs):
-            reason = "more arguments than the input"
+            reason = "kernels take the input and nothing else"
         if reason:
             fall_back(self, reason)
             return self._deepwell_class.forward(self, x, *args, **kwargs)
+        return self._deepwell_norm(x)
+
+    def _deepwell_norm(self, x):
         return functional.rms_norm(x, self.weight, _eps(self, x))
 
     @classmethod
@@ -138,11 +141,7 @@ class OffsetRmsNorm(RmsNorm):
             return "kernels of GPUs take BF16 weights, and BF16 of 1 + weight loses bits of weight"
         return reason
 
-    def forward(self, x, *args, **kwargs):
-        reason = rejects(self, x)
-        if reason:
-            fall_back(self, reason)
-            return self._deepwell_class.forward(self, x, *args, **kwargs)
+    def _deepwell_norm(self, x):
         # `1 + weight` in BF16 would lose the weight's last bits.
         y = functional.rms_norm(x.float(), 1.0 + self.weight.float(), _eps(self, x))
         return y.type_as(x)
