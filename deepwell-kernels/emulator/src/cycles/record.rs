@@ -1,4 +1,4 @@
-//! The recorded run: what each warp asks of the units, and what it waits for.
+//! The recorded run: requests of each warp to the units, and its waits.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
