@@ -39,7 +39,7 @@ impl KernelImages {
     }
 
     /// Returns an empty image for every kernel: for a driver that runs no kernels, such as
-    /// [`super::FakeDriver`].
+    /// [`FakeDriver`](crate::cuda::FakeDriver).
     pub fn empty() -> KernelImages {
         KernelImages { folders: Vec::new(), may_be_empty: true, is_ptx: false }
     }

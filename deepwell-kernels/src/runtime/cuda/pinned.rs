@@ -5,11 +5,11 @@ use std::any::Any;
 
 /// Pinned host memory, for asynchronous copies.
 ///
-/// Allocated by [`allocate_pinned`](super::Driver::allocate_pinned) and freed by
-/// [`free_pinned`](super::Driver::free_pinned) or on drop. While a copy is in flight nobody may
+/// Allocated by [`allocate_pinned`](super::driver::Driver::allocate_pinned) and freed by
+/// [`free_pinned`](super::driver::Driver::free_pinned) or on drop. While a copy is in flight nobody may
 /// touch the bytes or drop the buffer; the callers of
-/// [`copy_to_pinned`](super::Driver::copy_to_pinned) and
-/// [`copy_from_pinned`](super::Driver::copy_from_pinned) guarantee that.
+/// [`copy_to_pinned`](super::driver::Driver::copy_to_pinned) and
+/// [`copy_from_pinned`](super::driver::Driver::copy_from_pinned) guarantee that.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     pointer: *mut u8,

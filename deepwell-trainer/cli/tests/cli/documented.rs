@@ -24,11 +24,12 @@ const PAGES: [&str; 10] = [
 ];
 
 /// Options of other programs, of `cargo xtask` and of `deepwell-emulate`, that these pages name.
-const OF_OTHERS: [&str; 31] = [
+const OF_OTHERS: [&str; 35] = [
     "--all",
     "--bin",
     "--bind-to",
     "--completion",
+    "--cycles",
     "--eod-mask-loss",
     "--every",
     "--example",
@@ -36,6 +37,7 @@ const OF_OTHERS: [&str; 31] = [
     "--lib",
     "--max-restarts",
     "--mca",
+    "--mma-order",
     "--mpi",
     "--mutate",
     "--mutations",
@@ -53,8 +55,10 @@ const OF_OTHERS: [&str; 31] = [
     "--skip-eager",
     "--sm-count",
     "--test",
+    "--timeline",
     "--tracker",
     "--unproven",
+    "--warnings",
     "--workspace",
 ];
 
