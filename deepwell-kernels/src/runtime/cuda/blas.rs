@@ -1,4 +1,4 @@
-//! GEMMs by a vendor's library: an optional capability, next to [`super::Driver`].
+//! GEMMs by a vendor's library: an optional capability, next to [`Driver`](super::driver::Driver).
 
 use deepwell_ir::DType;
 

@@ -1,7 +1,7 @@
-//! Collectives in device memory: an optional capability, next to [`super::Driver`].
+//! Collectives in device memory: an optional capability, next to [`Driver`](super::driver::Driver).
 //!
 //! A vendor's collective library implements [`DeviceComm`] with its own communicators. For drivers
-//! whose device memory is host memory, [`HostComm`](super::HostComm) implements [`DeviceComm`] with
+//! whose device memory is host memory, [`HostComm`](crate::cuda::HostComm) implements [`DeviceComm`] with
 //! any [`Comm`](crate::Comm).
 
 use super::driver::{DevicePtr, DriverResult, Stream};
