@@ -6,8 +6,8 @@ use std::any::Any;
 /// Pinned host memory, for asynchronous copies.
 ///
 /// Allocated by [`allocate_pinned`](super::driver::Driver::allocate_pinned) and freed by
-/// [`free_pinned`](super::driver::Driver::free_pinned) or on drop. While a copy is in flight nobody may
-/// touch the bytes or drop the buffer; the callers of
+/// [`free_pinned`](super::driver::Driver::free_pinned) or on drop. While a copy is in flight nobody
+/// may touch the bytes or drop the buffer; the callers of
 /// [`copy_to_pinned`](super::driver::Driver::copy_to_pinned) and
 /// [`copy_from_pinned`](super::driver::Driver::copy_from_pinned) guarantee that.
 #[derive(Debug)]
