@@ -1,8 +1,8 @@
 //! Collectives in device memory: an optional capability, next to [`Driver`](super::driver::Driver).
 //!
 //! A vendor's collective library implements [`DeviceComm`] with its own communicators. For drivers
-//! whose device memory is host memory, [`HostComm`](crate::cuda::HostComm) implements [`DeviceComm`]
-//! with any [`Comm`](crate::Comm).
+//! whose device memory is host memory, [`HostComm`](crate::cuda::HostComm) implements
+//! [`DeviceComm`] with any [`Comm`](crate::Comm).
 
 use super::driver::{DevicePtr, DriverResult, Stream};
 use crate::Exchange;
