@@ -572,8 +572,8 @@ fn a_plan_as_a_table() {
           swiglu                        2 x cpu_swiglu
           linear_cross_entropy_grad     1 x cpu_linear_cross_entropy_grad_[tier]
           rms_norm_backward             5 x cpu_rms_norm_backward
-          linear_wgrad            2 x cpu_linear_wgrad_[tier]
-          linear_dgrad             2 x cpu_linear_dgrad_[tier]
+          linear_wgrad                  2 x cpu_linear_wgrad_[tier]
+          linear_dgrad                  2 x cpu_linear_dgrad_[tier]
           swiglu_backward               2 x cpu_swiglu_backward
           add                           6 x cpu_add
           attention_backward            2 x cpu_attention_backward_[tier]

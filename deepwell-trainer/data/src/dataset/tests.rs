@@ -265,7 +265,7 @@ fn token_files_are_taken_as_they_are() {
 fn the_default_corpus_is_this_workspace_s_locked_dependencies() {
     let folder = tempfile::tempdir().unwrap();
     let mut options = options(folder.path(), &[]);
-    options.workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    options.workspace = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     options.heldout_tokens_min = HELDOUT_TOKENS_MIN;
     let dataset = Dataset::prepare(&options, &mut |_| {}).unwrap();
     let summary = dataset.summary();
