@@ -9,19 +9,29 @@ pub const SOURCES_DIGEST: &str = env!("DEEPWELL_EMULATOR_SOURCES");
 /// Lines of debug information: files, and lines of the source.
 const DEBUG_DIRECTIVES: [&str; 2] = [".loc", ".file"];
 
-/// Digest of PTX text, 16 hexadecimal digits: without comments and without the directives that
-/// name lines of the source.
+/// Digest of PTX text, 16 hexadecimal digits: without comments, without the directives that name
+/// lines of the source, and without sections of debug information, whose names depend on the folder
+/// of the compiler's run.
 ///
 /// ```
 /// use deepwell_emulator::proof::ptx_digest;
 ///
 /// let code = "ret;\n";
 /// assert_eq!(ptx_digest("// nvcc\n\t.loc\t1 12 3\nret;\n"), ptx_digest(code));
+/// assert_eq!(ptx_digest("ret;\n.section .debug_info\n{\n.b8 95\n}\n"), ptx_digest(code));
 /// assert_ne!(ptx_digest("bar.sync 0;\nret;\n"), ptx_digest(code));
 /// ```
 pub fn ptx_digest(text: &str) -> String {
     let mut hasher = blake3::Hasher::new();
+    let mut is_section = false;
     for line in text.lines().map(str::trim) {
+        if line.starts_with(".section") && line.contains(".debug") {
+            is_section = true;
+        }
+        if is_section {
+            is_section = line != "}";
+            continue;
+        }
         let is_debug = DEBUG_DIRECTIVES.iter().any(|directive| {
             let rest = line.strip_prefix(directive);
             rest.is_some_and(|rest| rest.starts_with(char::is_whitespace))
