@@ -1,7 +1,10 @@
 //! Element types of tensor maps.
 
-/// Element type of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+use serde::{Deserialize, Serialize};
+
+/// Element type of a tensor. Launch files have the lower-case names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]
 pub enum ElementType {
     U8,
@@ -13,6 +16,7 @@ pub enum ElementType {
     F16,
     F32,
     /// Subnormal values are flushed to zero during the copy.
+    #[serde(rename = "f32_ftz")]
     F32FlushToZero,
     F64,
     Bf16,
@@ -20,15 +24,18 @@ pub enum ElementType {
     /// emulator rounds to nearest, ties away from zero, like `cvt.rna`. Not compared with hardware.
     Tf32,
     /// [`ElementType::Tf32`] with subnormal values flushed to zero.
+    #[serde(rename = "tf32_ftz")]
     Tf32FlushToZero,
     /// 4 bits, packed in both memories (`16U4_ALIGN8B`, `.b4x16`).
     B4x16,
     /// 4 bits; in shared memory, 16 elements are followed by 8 bytes of padding (`16U4_ALIGN16B`,
     /// `.b4x16_p64`).
+    #[serde(rename = "b4x16_p64")]
     B4x16Pad64,
     /// 6 bits. Loads: in shared memory, 16 elements are followed by 4 bytes of padding
     /// (`.b6x16_p32`). Stores: each element is the low 6 bits of a byte of shared memory
     /// (`.b6p2x16`).
+    #[serde(rename = "b6x16_p32")]
     B6x16Pad32,
 }
 

@@ -1,5 +1,7 @@
 //! Swizzle patterns of tensor copies in shared memory.
 
+use serde::{Deserialize, Serialize};
+
 /// Atoms, the contiguous units of [`Swizzle`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
@@ -13,22 +15,29 @@ pub enum SwizzleAtom {
 }
 
 /// Swizzle pattern of a box in shared memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub enum Swizzle {
     /// No swizzle.
     #[default]
+    #[serde(rename = "none")]
     None,
     /// 16-byte atoms within 32 bytes.
+    #[serde(rename = "32B")]
     Bytes32,
     /// 16-byte atoms within 64 bytes.
+    #[serde(rename = "64B")]
     Bytes64,
     /// 16-byte atoms within 128 bytes.
+    #[serde(rename = "128B")]
     Bytes128,
     /// 32-byte atoms within 128 bytes.
+    #[serde(rename = "128B_atom_32B")]
     Bytes128Atom32,
     /// [`SwizzleAtom::Bytes32Flip8`] within 128 bytes.
+    #[serde(rename = "128B_atom_32B_flip_8B")]
     Bytes128Atom32Flip8,
     /// 64-byte atoms within 128 bytes.
+    #[serde(rename = "128B_atom_64B")]
     Bytes128Atom64,
 }
 

@@ -1,5 +1,7 @@
 //! Tensor maps: the 128-byte description of a tensor and of the boxes to copy.
 
+use serde::{Deserialize, Serialize};
+
 use super::element::ElementType;
 use super::rules;
 use super::swizzle::Swizzle;
@@ -48,12 +50,14 @@ impl Interleave {
 }
 
 /// Value of out-of-bounds elements in shared memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Fill {
     /// Zero.
     #[default]
     Zero,
     /// A NaN ([`ElementType::not_a_number`]).
+    #[serde(rename = "nan")]
     NotANumber,
 }
 

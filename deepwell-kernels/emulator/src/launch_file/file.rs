@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::data_type::DataType;
 use super::error::LaunchFileError;
+use crate::bulk::{ElementType, Fill, Swizzle};
 
 /// A launch. Unknown fields are rejected.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -221,7 +222,7 @@ pub struct TensorMap {
     #[serde(default, skip_serializing_if = "is_default")]
     pub offset: u64,
     /// Element type.
-    pub element: MapElement,
+    pub element: ElementType,
     /// Elements along each of the 1 to 5 dimensions.
     pub dimensions: Vec<u64>,
     /// Strides in bytes along dimensions 1 and up. Default: packed.
@@ -235,69 +236,10 @@ pub struct TensorMap {
     pub element_strides: Option<Vec<u32>>,
     /// Swizzle pattern in shared memory.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub swizzle: MapSwizzle,
+    pub swizzle: Swizzle,
     /// Value of out-of-bounds elements.
     #[serde(default, skip_serializing_if = "is_default")]
-    pub fill: MapFill,
-}
-
-/// Element types of tensor maps: `CUtensorMapDataType`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[allow(missing_docs)]
-pub enum MapElement {
-    U8,
-    U16,
-    U32,
-    S32,
-    U64,
-    S64,
-    F16,
-    F32,
-    /// `FLOAT32_FTZ`.
-    F32Ftz,
-    F64,
-    Bf16,
-    Tf32,
-    /// `TFLOAT32_FTZ`.
-    Tf32Ftz,
-    /// `16U4_ALIGN8B`.
-    B4x16,
-    /// `16U4_ALIGN16B`.
-    B4x16P64,
-    /// `16U6_ALIGN16B`.
-    B6x16P32,
-}
-
-/// Swizzle of a tensor map: `CUtensorMapSwizzle`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub enum MapSwizzle {
-    #[default]
-    #[serde(rename = "none")]
-    None,
-    #[serde(rename = "32B")]
-    Bytes32,
-    #[serde(rename = "64B")]
-    Bytes64,
-    #[serde(rename = "128B")]
-    Bytes128,
-    #[serde(rename = "128B_atom_32B")]
-    Bytes128Atom32,
-    #[serde(rename = "128B_atom_32B_flip_8B")]
-    Bytes128Atom32Flip8,
-    #[serde(rename = "128B_atom_64B")]
-    Bytes128Atom64,
-}
-
-/// Values of out-of-bounds elements.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[allow(missing_docs)]
-pub enum MapFill {
-    #[default]
-    Zero,
-    Nan,
+    pub fill: Fill,
 }
 
 /// An argument. Exactly one field is set, except for `offset`, which goes with `buffer`.

@@ -64,8 +64,8 @@ pub use compare::{Comparison, Difference};
 pub use data_type::DataType;
 pub use error::LaunchFileError;
 pub use file::{
-    Argument, Buffer, Distribution, Expectation, LaunchFile, Lenience, MapElement, MapFill,
-    MapSwizzle, OrderedBefore, Random, Recorded, Redundant, TensorMap, Tolerance, Within,
+    Argument, Buffer, Distribution, Expectation, LaunchFile, Lenience, OrderedBefore, Random,
+    Recorded, Redundant, TensorMap, Tolerance, Within,
 };
 pub use lines::{SourceLine, SourceLines};
 pub use mutate::{Mutant, MutantEnd, MutationOptions, MutationSummary, mutate};

@@ -8,10 +8,7 @@ use super::check::hex_bytes;
 use super::contents::{of_buffer, read_elements};
 use super::data_type::DataType;
 use super::error::LaunchFileError;
-use super::file::{
-    Argument, Expectation, LaunchFile, Lenience, MapElement, MapFill, MapSwizzle, Redundant,
-    TensorMap, Tolerance,
-};
+use super::file::{Argument, Expectation, LaunchFile, Lenience, Redundant, TensorMap, Tolerance};
 use super::lines::SourceLines;
 use crate::bulk;
 use crate::decode::{ParameterLayout, Program};
@@ -251,39 +248,8 @@ fn encode_maps<'a>(
 }
 
 fn map_spec(map: &TensorMap, base: u64) -> bulk::TensorMapSpec {
-    let element = match map.element {
-        MapElement::U8 => bulk::ElementType::U8,
-        MapElement::U16 => bulk::ElementType::U16,
-        MapElement::U32 => bulk::ElementType::U32,
-        MapElement::S32 => bulk::ElementType::S32,
-        MapElement::U64 => bulk::ElementType::U64,
-        MapElement::S64 => bulk::ElementType::S64,
-        MapElement::F16 => bulk::ElementType::F16,
-        MapElement::F32 => bulk::ElementType::F32,
-        MapElement::F32Ftz => bulk::ElementType::F32FlushToZero,
-        MapElement::F64 => bulk::ElementType::F64,
-        MapElement::Bf16 => bulk::ElementType::Bf16,
-        MapElement::Tf32 => bulk::ElementType::Tf32,
-        MapElement::Tf32Ftz => bulk::ElementType::Tf32FlushToZero,
-        MapElement::B4x16 => bulk::ElementType::B4x16,
-        MapElement::B4x16P64 => bulk::ElementType::B4x16Pad64,
-        MapElement::B6x16P32 => bulk::ElementType::B6x16Pad32,
-    };
-    let swizzle = match map.swizzle {
-        MapSwizzle::None => bulk::Swizzle::None,
-        MapSwizzle::Bytes32 => bulk::Swizzle::Bytes32,
-        MapSwizzle::Bytes64 => bulk::Swizzle::Bytes64,
-        MapSwizzle::Bytes128 => bulk::Swizzle::Bytes128,
-        MapSwizzle::Bytes128Atom32 => bulk::Swizzle::Bytes128Atom32,
-        MapSwizzle::Bytes128Atom32Flip8 => bulk::Swizzle::Bytes128Atom32Flip8,
-        MapSwizzle::Bytes128Atom64 => bulk::Swizzle::Bytes128Atom64,
-    };
-    let fill = match map.fill {
-        MapFill::Zero => bulk::Fill::Zero,
-        MapFill::Nan => bulk::Fill::NotANumber,
-    };
     let packed = || {
-        let mut stride_bits = element.global_bits();
+        let mut stride_bits = map.element.global_bits();
         let mut strides = Vec::new();
         for extent in &map.dimensions[..map.dimensions.len() - 1] {
             stride_bits = stride_bits.saturating_mul(*extent);
@@ -294,9 +260,9 @@ fn map_spec(map: &TensorMap, base: u64) -> bulk::TensorMapSpec {
     let strides = map.strides.clone().unwrap_or_else(packed);
     let base = base.saturating_add(map.offset);
     let spec =
-        bulk::TensorMapSpec::new(element, base, &map.dimensions, &strides, &map.box_dimensions);
+        bulk::TensorMapSpec::new(map.element, base, &map.dimensions, &strides, &map.box_dimensions);
     let element_strides = map.element_strides.clone().unwrap_or(spec.element_strides);
-    bulk::TensorMapSpec { swizzle, fill, element_strides, ..spec }
+    bulk::TensorMapSpec { swizzle: map.swizzle, fill: map.fill, element_strides, ..spec }
 }
 
 /// Lays out the bytes of the kernel's parameters.

@@ -7,6 +7,7 @@ use super::lines::SourceLine;
 use super::npy::{Array, NpyError};
 use super::redundant::reason_in;
 use super::*;
+use crate::bulk::Swizzle;
 use crate::launch::Settings;
 use crate::mutation::{Class, mutations};
 use crate::numerics::ResultMode;
@@ -133,7 +134,7 @@ fn documents_are_written_as_they_are_read() {
     // As files said it before.
     let older = text.replace("ctas_per_sm", "blocks_per_sm");
     assert_eq!(LaunchFile::parse(&older, "t.toml").unwrap(), file);
-    assert_eq!(file.tensor_maps[0].swizzle, MapSwizzle::Bytes128);
+    assert_eq!(file.tensor_maps[0].swizzle, Swizzle::Bytes128);
     assert_eq!(file.expectations[0].tolerance_other_results, Some(Tolerance::Any));
     assert_eq!(file.arguments[1].f32, Some(0.1));
     let again = LaunchFile::parse(&file.to_toml().unwrap(), "again.toml").unwrap();

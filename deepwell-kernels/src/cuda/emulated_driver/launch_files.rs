@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use deepwell_emulator::bulk;
 use deepwell_emulator::launch::{Emulator, Report, Settings};
 use deepwell_emulator::launch_file::{
-    Argument as ArgumentField, Buffer, DataType, Expectation, LaunchFile, MapElement, MapSwizzle,
-    OrderedBefore, Recorded, TensorMap as MapField, Tolerance, Within,
+    Argument as ArgumentField, Buffer, DataType, Expectation, LaunchFile, OrderedBefore, Recorded,
+    TensorMap as MapField, Tolerance, Within,
 };
 use deepwell_ir::DType;
 
@@ -356,30 +356,16 @@ fn map_field(
     let map = bulk::TensorMap::decode(&map_bytes(map)).ok()?;
     let spec = map.spec();
     let (buffer, offset) = place(spec.global_address, allocations)?;
-    // The types that `Driver::tensor_map` supports.
-    let element = match spec.element {
-        bulk::ElementType::U8 => MapElement::U8,
-        bulk::ElementType::Bf16 => MapElement::Bf16,
-        bulk::ElementType::F32 => MapElement::F32,
-        _ => return None,
-    };
-    let swizzle = match spec.swizzle {
-        bulk::Swizzle::None => MapSwizzle::None,
-        bulk::Swizzle::Bytes32 => MapSwizzle::Bytes32,
-        bulk::Swizzle::Bytes64 => MapSwizzle::Bytes64,
-        bulk::Swizzle::Bytes128 => MapSwizzle::Bytes128,
-        _ => return None,
-    };
     Some(MapField {
         name: format!("map_{index}"),
         buffer,
         offset,
-        element,
+        element: spec.element,
         dimensions: spec.global_dimensions.clone(),
         strides: Some(spec.global_strides_bytes.clone()),
         box_dimensions: spec.box_dimensions.clone(),
         element_strides: None,
-        swizzle,
+        swizzle: spec.swizzle,
         fill: Default::default(),
     })
 }

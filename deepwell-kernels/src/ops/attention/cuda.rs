@@ -3,6 +3,7 @@
 use deepwell_ir::ops::AttentionHeads;
 use deepwell_ir::{KernelRequest, Op, Target};
 
+use super::operand::forward;
 use crate::KernelError;
 use crate::runtime::cuda::architecture::Architecture;
 use crate::runtime::cuda::device_tensor::DeviceTensor;
@@ -134,7 +135,7 @@ pub(crate) fn documents_argument(
 /// Address of the sinks of a forward; null without sinks.
 pub(crate) fn sinks_argument(call: &CallView<'_>, heads: &AttentionHeads) -> Argument {
     let none = Argument::Pointer(DevicePtr(0));
-    if heads.sinks { call.input(3).argument() } else { none }
+    if heads.sinks { call.input(forward::SINKS).argument() } else { none }
 }
 
 /// Keys of a window; without a window, those of the sequence.
@@ -229,7 +230,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     };
     let mut last = Vec::new();
     if op.heads.extension().is_some() {
-        last.extend(extended_arguments(&op.heads, call.output(1).shape[2]));
+        last.extend(extended_arguments(&op.heads, call.output(forward::LSE).shape[2]));
         last.push(sinks_argument(call, &op.heads));
         last.push(documents_argument(call, &op.heads, 3));
     }
@@ -248,7 +249,7 @@ pub(super) fn launch(
     last: Vec<Argument>,
 ) -> Result<Step, KernelError> {
     let [q, k, v] = [0, 1, 2].map(|index| call.input(index));
-    let (out, lse): (DeviceTensor, DeviceTensor) = (call.output(0), call.output(1));
+    let (out, lse): (DeviceTensor, DeviceTensor) = (call.output(0), call.output(forward::LSE));
     let sizes = Sizes::new(heads, &lse.shape);
     let Some((width, name)) = kernel else {
         return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));

@@ -6,6 +6,7 @@ use deepwell_ir::{KernelRequest, Op, Target};
 use super::cuda::{
     Sizes, documents_argument, extended_arguments, kernel_of, reject_heads, scale_log2,
 };
+use super::operand::backward;
 use crate::KernelError;
 use crate::runtime::cuda::architecture::Architecture;
 use crate::runtime::cuda::device_tensor::DeviceTensor;
@@ -50,12 +51,12 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     };
     let dq = request.input_count;
     all_bf16(request, &[0, 1, 2, 3, 4, dq, dq + 1, dq + 2])
-        .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
+        .or_else(|| reject_heads(&op.heads, &request.operands[backward::LSE].shape))
 }
 
 /// Workspace of each row's delta and lse in powers of two.
 pub(super) fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
-    request.operands[5].shape.iter().product::<usize>() * STATISTICS_BYTES
+    request.operands[backward::LSE].shape.iter().product::<usize>() * STATISTICS_BYTES
 }
 
 /// Keys of a tile of dk and dv.
@@ -99,7 +100,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Op::AttentionBackward(op) = &call.call.op else {
         return Err(call.refuse("expected `attention_backward`"));
     };
-    let seq = call.input(5).shape[2];
+    let seq = call.input(backward::LSE).shape[2];
     let mut last = Vec::new();
     if op.heads.extension().is_some() {
         last.extend(extended_arguments(&op.heads, seq));
@@ -126,7 +127,7 @@ pub(super) fn launch(
     causal: bool,
     last: Vec<Argument>,
 ) -> Result<Step, KernelError> {
-    let lse = call.input(5);
+    let lse = call.input(backward::LSE);
     let sizes = Sizes::new(heads, &lse.shape);
     let Some((width, name)) = kernel else {
         return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
@@ -169,7 +170,8 @@ pub(crate) fn sink_gradients(
     delta_seq: usize,
     delta_stride: usize,
 ) -> Result<Step, KernelError> {
-    let (lse, sinks, dsinks) = (call.input(5), call.input(6), call.output(3));
+    let (lse, sinks, dsinks) =
+        (call.input(backward::LSE), call.input(backward::SINKS), call.output(backward::DSINKS));
     let function = device.function("attention_backward", "attention_backward_sinks", 0)?;
     let [batch, heads, seq] = [0, 1, 2].map(|axis| lse.shape[axis]);
     let mut arguments =

@@ -6,6 +6,7 @@ use deepwell_ir::{KernelRequest, Op};
 
 use super::cuda::{self, Width, extended_elements, reject_heads};
 use super::cuda_backward;
+use super::operand::backward;
 use crate::KernelError;
 use crate::runtime::cuda::driver::Argument;
 use crate::runtime::cuda::launch::support::all_bf16;
@@ -68,7 +69,7 @@ fn reject_backward(request: &KernelRequest<'_>) -> Option<String> {
     };
     reject_others(&op.heads)
         .or_else(|| all_bf16(request, &[0, 1, 2, 3, 4]))
-        .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
+        .or_else(|| reject_heads(&op.heads, &request.operands[backward::LSE].shape))
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -89,7 +90,7 @@ fn prepare_backward(
     let Op::AttentionPartBackward(op) = &call.call.op else {
         return Err(call.refuse("expected `attention_part_backward`"));
     };
-    let (causal, seen) = seen(op.keys, &op.heads, call.input(5).shape[2]);
+    let (causal, seen) = seen(op.keys, &op.heads, call.input(backward::LSE).shape[2]);
     let mut last = vec![Argument::U32(op.heads.value_dim() as u32)];
     last.extend(seen);
     let kernel = ("attention_part_backward", kernel_of(&op.heads));

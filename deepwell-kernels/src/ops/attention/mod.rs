@@ -14,6 +14,25 @@ mod sm90_attention_backward_ordered;
 use super::OpKernels;
 use crate::runtime::cpu::CpuKernel;
 
+/// Positions of operands that follow the queries, keys and values.
+mod operand {
+    pub(super) mod forward {
+        /// Input: one logit for each query head, only if the op has sinks.
+        pub(crate) const SINKS: usize = 3;
+        /// Output: log-sum-exp, `[batch, query_heads, seq]`.
+        pub(crate) const LSE: usize = 1;
+    }
+
+    pub(super) mod backward {
+        /// Input: the forward's log-sum-exp.
+        pub(crate) const LSE: usize = 5;
+        /// Input, only if the op has sinks.
+        pub(crate) const SINKS: usize = 6;
+        /// Output, only if the op has sinks.
+        pub(crate) const DSINKS: usize = 3;
+    }
+}
+
 pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[
         CpuKernel::new("attention", cpu::prepare_forward).scratch(cpu::forward_workspace).tiered(),

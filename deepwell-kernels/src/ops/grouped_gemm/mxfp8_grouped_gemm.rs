@@ -6,6 +6,7 @@ use deepwell_ir::{DType, GemmKind, KernelRequest, Op};
 use super::bf16_grouped_gemm::row_tiles;
 use super::cpu::{Sizes, layout};
 use crate::KernelError;
+use crate::ops::scaled_gemm::operand;
 use crate::runtime::cuda::driver::Argument;
 use crate::runtime::cuda::launch::gemm::{TILE, extents_fit, tile_ctas};
 use crate::runtime::cuda::prepare::{CallView, Device, Step};
@@ -28,7 +29,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] =
 
 pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::ScaledGroupedGemm(op) = request.op else { return None };
-    let data = request.operands[0].dtype;
+    let data = request.operands[operand::A].dtype;
     if data != DType::E4m3 {
         return Some(format!("takes e4m3 operands with scales of e8m0, not {data}"));
     }

@@ -4,6 +4,7 @@
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Target};
 
 use crate::KernelError;
+use crate::ops::scaled_gemm::operand;
 use crate::runtime::cuda::architecture::Architecture;
 use crate::runtime::cuda::device_tensor::DeviceTensor;
 use crate::runtime::cuda::driver::Argument;
@@ -32,7 +33,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::ScaledGroupedGemm(op) = request.op else {
         return Some(format!("takes scaled_grouped_gemm, not {}", request.op.name()));
     };
-    let data = request.operands[0].dtype;
+    let data = request.operands[operand::A].dtype;
     if data != DType::E4m3 {
         return Some(format!("takes e4m3 operands with scales of e8m0, not {data}"));
     }
@@ -45,7 +46,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     if !align.is_multiple_of(GROUP_ROWS) {
         return Some(format!("takes groups of a multiple of {GROUP_ROWS} rows, not of {align}"));
     }
-    let k = request.operands[0].shape[1];
+    let k = request.operands[operand::A].shape[1];
     if !k.is_multiple_of(WIDTH) {
         return Some(format!("takes a contraction in multiples of {WIDTH}, not {k}"));
     }
@@ -118,7 +119,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         let got = call.call.op.name();
         return Err(call.refuse(format!("expected scaled_grouped_gemm, got {got}")));
     };
-    let (a, b, out) = (call.input(0), call.input(2), call.output(0));
+    let (a, b, out) = (call.input(operand::A), call.input(operand::B), call.output(0));
     let sizes = Sizes::new(op.kind, op.grouped.groups, &a.shape, &b.shape);
     let shape = TileShape::of_call(call, &TileShape::alone(Operands::Mx))?;
     let kind = if op.kind == GemmKind::Wgrad { "wgrad" } else { "rows" };
@@ -130,9 +131,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let [rows_of_a, copied_of_b] = shape.copied_rows();
     let boxes = [
         k_major_boxes(&a, Operands::Mx, rows_of_a),
-        scale_boxes(&call.input(1)),
+        scale_boxes(&call.input(operand::A_SCALES)),
         k_major_boxes(&b, Operands::Mx, copied_of_b),
-        scale_boxes(&call.input(3)),
+        scale_boxes(&call.input(operand::B_SCALES)),
     ];
     let mut arguments = Vec::with_capacity(11);
     for boxes in boxes {

@@ -9,6 +9,7 @@ use super::sm90_bf16_grouped_gemm::{Gemm, SHARE, STEP_K};
 use super::sm90_mxfp8_grouped_gemm::{BOX_ROWS, Sizes};
 use crate::KernelError;
 use crate::ops::scaled_gemm::dequantize_operands::{self as operands, Groups, Operand, sizes_of};
+use crate::ops::scaled_gemm::operand;
 use crate::ops::scaled_gemm::sm90_mxfp8_gemm::TILE_COLUMNS;
 use crate::runtime::cuda::architecture::Architecture;
 use crate::runtime::cuda::launch::gemm::{LIBRARY_ALIGNMENT_BYTES, align_for_library, not_empty};
@@ -62,7 +63,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         device.tensor_map(&k_major_boxes(&matrices[index], Operands::Bf16, rows))
     };
     let maps = [map(0, BOX_ROWS)?, map(1, box_rows)?];
-    let b = call.input(2).shape;
+    let b = call.input(operand::B).shape;
     let columns = b[b.len() - 2];
     let sizes = Sizes { rows: matrices[0].shape[0], columns, k: matrices[0].shape[1] };
     let groups = op.grouped.groups;

@@ -4,6 +4,7 @@
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Target};
 
 use crate::KernelError;
+use crate::ops::scaled_gemm::operand;
 use crate::ops::scaled_gemm::sm90_mxfp8_gemm::{STAGE_K, THREADS, TILE_COLUMNS, TileShape};
 use crate::runtime::cuda::architecture::Architecture;
 use crate::runtime::cuda::device_tensor::DeviceTensor;
@@ -65,7 +66,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     if op.kind != GemmKind::Wgrad && output != DType::Bf16 {
         return Some(format!("gives bf16, not {output}"));
     }
-    let k = request.operands[0].shape[1];
+    let k = request.operands[operand::A].shape[1];
     if !k.is_multiple_of(WIDTH) {
         return Some(format!("takes a contraction in multiples of {WIDTH}, not {k}"));
     }
@@ -119,7 +120,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         let got = call.call.op.name();
         return Err(call.refuse(format!("expected scaled_grouped_gemm, got {got}")));
     };
-    let (a, b, out) = (call.input(0), call.input(2), call.output(0));
+    let (a, b, out) = (call.input(operand::A), call.input(operand::B), call.output(0));
     let sizes = Sizes::new(op.kind, &a.shape, &b.shape);
     let by_copies = op.kind == GemmKind::Wgrad
         && !call.accumulate()
@@ -141,9 +142,9 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let b = DeviceTensor { shape: vec![rows_of_b, sizes.k], ..b };
     let boxes = [
         k_major_boxes(&a, Operands::Mx, BOX_ROWS),
-        scale_boxes(&call.input(1)),
+        scale_boxes(&call.input(operand::A_SCALES)),
         k_major_boxes(&b, Operands::Mx, TILE_COLUMNS),
-        scale_boxes(&call.input(3)),
+        scale_boxes(&call.input(operand::B_SCALES)),
     ];
     let mut arguments = Vec::with_capacity(11);
     for boxes in boxes {

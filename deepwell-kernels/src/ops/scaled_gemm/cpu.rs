@@ -4,6 +4,7 @@ use deepwell_ir::{DType, KernelRequest, Op, Storage};
 use deepwell_precision::QuantFormat;
 
 use super::nvfp4;
+use super::operand;
 use crate::KernelError;
 use crate::runtime::cpu::arena::{Arena, In};
 use crate::runtime::cpu::gemm::{Operand, Output, Tier, gemm};
@@ -89,8 +90,8 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
 pub(super) fn workspace_bytes(request: &KernelRequest<'_>, tier: Tier, _: usize) -> usize {
     let Op::ScaledGemm(op) = request.op else { return 0 };
     let b_input = op.b_input();
-    let (a, b) = (&request.operands[0].shape, &request.operands[b_input].shape);
-    if request.operands[0].dtype == DType::E2m1 {
+    let (a, b) = (&request.operands[operand::A].shape, &request.operands[b_input].shape);
+    if request.operands[operand::A].dtype == DType::E2m1 {
         return nvfp4::workspace_bytes(tier, a[0], b[0], a[1]);
     }
     gemm_output::workspace_bytes(request, [0, b_input], [a[0], b[0], a[1]], tier)

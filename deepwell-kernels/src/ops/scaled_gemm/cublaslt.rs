@@ -11,6 +11,7 @@ use deepwell_ir::ops::ScaledGemm;
 use deepwell_ir::{DType, KernelRequest, Op, Target};
 
 use super::expand_scales::{Expansion, expand, expanded_bytes};
+use super::operand;
 use crate::KernelError;
 use crate::runtime::cuda::architecture::Architecture;
 use crate::runtime::cuda::architecture::CUBLASLT;
@@ -50,7 +51,7 @@ fn gemm_of(op: &Op) -> Option<&ScaledGemm> {
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let gemm = gemm_of(request.op)?;
     let specs = [gemm.a, gemm.b];
-    let (a, b) = (&request.operands[0].shape, &request.operands[2].shape);
+    let (a, b) = (&request.operands[operand::A].shape, &request.operands[operand::B].shape);
     let output = request.operands[request.input_count].dtype;
     for (name, spec) in ["a", "b"].into_iter().zip(specs) {
         if spec.block.k != 128 {
@@ -66,7 +67,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     if !matches!(output, DType::Bf16 | DType::F32) {
         return Some(format!("gives bf16 or f32, not {output}"));
     }
-    let bias = gemm.bias.then(|| &request.operands[4]);
+    let bias = gemm.bias.then(|| &request.operands[operand::BIAS]);
     if bias.is_some_and(|bias| (bias.dtype, output) != (DType::Bf16, DType::Bf16)) {
         return Some("adds a bias in bf16 to a result in bf16 only".to_string());
     }
@@ -83,7 +84,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 
 /// Workspace: the scales of both sides, then the library's scratch.
 fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
-    let (a, b) = (&request.operands[0].shape, &request.operands[2].shape);
+    let (a, b) = (&request.operands[operand::A].shape, &request.operands[operand::B].shape);
     let [of_a, of_b] = gemm_of(request.op).map(|op| [op.a, op.b]).unwrap_or_default();
     LIBRARY_ALIGNMENT_BYTES
         + expanded_bytes(a[0], a[1], of_a)
@@ -95,14 +96,23 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Some(op) = gemm_of(&call.call.op) else {
         return Err(call.refuse(format!("expected scaled_gemm, got {}", call.call.op.name())));
     };
-    let (a, b, out) = (call.input(0), call.input(2), call.output(0));
+    let (a, b, out) = (call.input(operand::A), call.input(operand::B), call.output(0));
     let (rows, columns, k) = (a.shape[0], b.shape[0], a.shape[1]);
     let a_target = align_for_library(call.workspace().0);
     let b_target = a_target.offset(expanded_bytes(rows, k, op.a));
     let workspace = b_target.offset(expanded_bytes(columns, k, op.b));
-    let a_scales = Expansion { source: call.input(1).pointer, target: a_target, rows, spec: op.a };
-    let b_scales =
-        Expansion { source: call.input(3).pointer, target: b_target, rows: columns, spec: op.b };
+    let a_scales = Expansion {
+        source: call.input(operand::A_SCALES).pointer,
+        target: a_target,
+        rows,
+        spec: op.a,
+    };
+    let b_scales = Expansion {
+        source: call.input(operand::B_SCALES).pointer,
+        target: b_target,
+        rows: columns,
+        spec: op.b,
+    };
     let data = |pointer, rows| Matrix { pointer, dtype: DType::E4m3, rows, columns: k, leading: k };
     let out = Matrix { pointer: out.pointer, dtype: out.dtype, rows, columns, leading: columns };
     let matmul = Matmul {
@@ -112,7 +122,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         b_transposed: true,
         out,
         added: added_to(call, &out),
-        bias: op.bias.then(|| call.input(4).pointer),
+        bias: op.bias.then(|| call.input(operand::BIAS).pointer),
         scales: Some((a_scales.scales(), b_scales.scales())),
         workspace,
         workspace_bytes: LIBRARY_SCRATCH_BYTES,

@@ -9,6 +9,7 @@ use deepwell_ir::{DType, GemmKind, KernelRequest, Op};
 
 use super::dequantize_operands::{self as operands, Operand, sizes_of, width};
 use super::mxfp8_gemm;
+use super::operand;
 use crate::KernelError;
 use crate::ops::linear::sm90_bf16_tiles::{self, BOX_ROWS, Gemm};
 use crate::runtime::cuda::architecture::Architecture;
@@ -63,7 +64,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 
 fn reject_by_library(request: &KernelRequest<'_>) -> Option<String> {
     let output = request.operands[request.input_count].dtype;
-    let bias = request.operands[4..request.input_count].first();
+    let bias = request.operands[operand::BIAS..request.input_count].first();
     if bias.is_some_and(|bias| (bias.dtype, output) != (DType::Bf16, DType::Bf16)) {
         return Some("adds a bias in bf16 to a result in bf16 only".to_string());
     }
@@ -73,7 +74,7 @@ fn reject_by_library(request: &KernelRequest<'_>) -> Option<String> {
 /// The bias of a call; null without bias.
 fn bias_of(call: &CallView<'_>) -> DevicePtr {
     match &call.call.op {
-        Op::ScaledGemm(op) if op.bias => call.input(4).pointer,
+        Op::ScaledGemm(op) if op.bias => call.input(operand::BIAS).pointer,
         _ => DevicePtr(0),
     }
 }

@@ -16,6 +16,16 @@ pub(crate) mod sm90_mxfp8_gemm;
 use super::OpKernels;
 use crate::runtime::cpu::CpuKernel;
 
+/// Positions of the inputs of a GEMM with block scales, grouped or not.
+pub(super) mod operand {
+    pub(crate) const A: usize = 0;
+    pub(crate) const A_SCALES: usize = 1;
+    pub(crate) const B: usize = 2;
+    pub(crate) const B_SCALES: usize = 3;
+    /// Of a GEMM that is not grouped, and only if the op has a bias.
+    pub(crate) const BIAS: usize = 4;
+}
+
 pub(super) const KERNELS: OpKernels = OpKernels {
     cpu: &[CpuKernel::new("scaled_gemm", cpu::prepare).scratch(cpu::workspace_bytes).tiered()],
     cuda: &[

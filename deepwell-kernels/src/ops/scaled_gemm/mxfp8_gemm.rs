@@ -2,6 +2,7 @@
 
 use deepwell_ir::{DType, KernelRequest, Op};
 
+use super::operand;
 use crate::KernelError;
 use crate::runtime::cuda::driver::{Argument, DevicePtr};
 use crate::runtime::cuda::launch::gemm::{extents_fit, tile_ctas};
@@ -27,7 +28,7 @@ pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     if !matches!(output, DType::Bf16 | DType::F32) {
         return Some(format!("gives bf16 or f32, not {output}"));
     }
-    if let Some(bias) = request.operands[4..request.input_count].first()
+    if let Some(bias) = request.operands[operand::BIAS..request.input_count].first()
         && bias.dtype != output
     {
         return Some(format!("adds a bias of the result's type, {output}, not {}", bias.dtype));
@@ -53,16 +54,16 @@ pub(crate) fn prepare_from(
     call: &CallView<'_>,
     device: &mut Device<'_>,
 ) -> Result<Vec<Step>, KernelError> {
-    let (a, b, out) = (call.input(0), call.input(2), call.output(0));
+    let (a, b, out) = (call.input(operand::A), call.input(operand::B), call.output(0));
     let (rows, columns, k) = (a.shape[0], b.shape[0], a.shape[1]);
     let has_bias = matches!(&call.call.op, Op::ScaledGemm(op) if op.bias);
-    let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
+    let bias = if has_bias { call.input(operand::BIAS).pointer } else { DevicePtr(0) };
     let function = device.function(stem, &kernel(stem, out.dtype, k), SHARED_BYTES)?;
     let arguments = vec![
         a.argument(),
-        call.input(1).argument(),
+        call.input(operand::A_SCALES).argument(),
         b.argument(),
-        call.input(3).argument(),
+        call.input(operand::B_SCALES).argument(),
         Argument::Pointer(bias),
         out.argument(),
         Argument::I32(rows as i32),

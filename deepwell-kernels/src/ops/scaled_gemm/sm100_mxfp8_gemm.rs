@@ -5,6 +5,7 @@
 
 use deepwell_ir::{DType, KernelRequest, Op, Target};
 
+use super::operand;
 use crate::KernelError;
 use crate::runtime::cuda::architecture::Architecture;
 use crate::runtime::cuda::driver::{Argument, DevicePtr};
@@ -33,12 +34,12 @@ pub(crate) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     if !matches!(output, DType::Bf16 | DType::F32) {
         return Some(format!("gives bf16 or f32, not {output}"));
     }
-    if let Some(bias) = request.operands[4..request.input_count].first()
+    if let Some(bias) = request.operands[operand::BIAS..request.input_count].first()
         && bias.dtype != output
     {
         return Some(format!("adds a bias of the result's type, {output}, not {}", bias.dtype));
     }
-    let k = request.operands[0].shape[1];
+    let k = request.operands[operand::A].shape[1];
     if !k.is_multiple_of(WIDTH) {
         return Some(format!("takes a contraction in multiples of {WIDTH}, not {k}"));
     }
@@ -51,7 +52,7 @@ pub(crate) fn sizes(a: &[usize], b: &[usize]) -> GemmSizes {
 
 /// Sizes of a request whose first inputs are the GEMM's.
 pub(crate) fn sizes_of(request: &KernelRequest<'_>) -> GemmSizes {
-    sizes(&request.operands[0].shape, &request.operands[2].shape)
+    sizes(&request.operands[operand::A].shape, &request.operands[operand::B].shape)
 }
 
 fn select_tile(request: &KernelRequest<'_>, target: &Target) -> TileSelection {
@@ -81,10 +82,10 @@ pub(crate) fn operand_maps(
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
-    let (a, b, out) = (call.input(0), call.input(2), call.output(0));
+    let (a, b, out) = (call.input(operand::A), call.input(operand::B), call.output(0));
     let sizes = sizes(&a.shape, &b.shape);
     let has_bias = matches!(&call.call.op, Op::ScaledGemm(op) if op.bias);
-    let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
+    let bias = if has_bias { call.input(operand::BIAS).pointer } else { DevicePtr(0) };
     let sm_count = device.sm_count();
     let shape = TileShape::of_call(call, &TileShape::all(Operands::Mx))?;
     let element = if out.dtype == DType::Bf16 { "bf16" } else { "f32" };

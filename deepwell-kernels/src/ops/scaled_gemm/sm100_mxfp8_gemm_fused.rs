@@ -2,6 +2,7 @@
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
+use super::operand;
 use super::sm100_mxfp8_gemm::{ARCHITECTURES, operand_maps, reject as reject_gemm, sizes_of};
 use crate::KernelError;
 use crate::runtime::cuda::driver::DevicePtr;
@@ -40,10 +41,10 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Some(fused) = FusedGemm::of(op, call.call.input_count) else {
         return Err(call.refuse("expected a GEMM and what follows it"));
     };
-    let (a, b) = (call.input(0), call.input(2));
+    let (a, b) = (call.input(operand::A), call.input(operand::B));
     let sizes = super::sm100_mxfp8_gemm::sizes(&a.shape, &b.shape);
     let has_bias = matches!(fused.core, Op::ScaledGemm(op) if op.bias);
-    let bias = if has_bias { call.input(4).pointer } else { DevicePtr(0) };
+    let bias = if has_bias { call.input(operand::BIAS).pointer } else { DevicePtr(0) };
     let sm_count = device.sm_count();
     let shape = TileShape::of_call(call, &TileShape::alone(Operands::Mx))?;
     let name = format!("sm100_mxfp8_gemm_fused_{}", shape.name());

@@ -6,6 +6,7 @@
 
 use deepwell_ir::{KernelRequest, Op, Target, Tile};
 
+use super::operand;
 use super::sm100_mxfp8_gemm;
 use crate::KernelError;
 use crate::runtime::cuda::architecture::Architecture;
@@ -188,7 +189,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Op::ScaledGemm(op) = &call.call.op else {
         return Err(call.refuse(format!("expected scaled_gemm, got {}", call.call.op.name())));
     };
-    let (a, b, out) = (call.input(0), call.input(2), call.output(0));
+    let (a, b, out) = (call.input(operand::A), call.input(operand::B), call.output(0));
     let sizes = sm100_mxfp8_gemm::sizes(&a.shape, &b.shape);
     let tile = call.call.choice.tile;
     let Some(shape) = SHAPES.into_iter().find(|shape| Some(shape.tile()) == tile) else {
@@ -202,15 +203,15 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let function = device.function("sm90_mxfp8_gemm", &name, shape.shared_bytes())?;
     let boxes = [
         k_major_boxes(&a, Operands::Mx, shape.copied_rows()),
-        scale_boxes(&call.input(1)),
+        scale_boxes(&call.input(operand::A_SCALES)),
         k_major_boxes(&b, Operands::Mx, TILE_COLUMNS),
-        scale_boxes(&call.input(3)),
+        scale_boxes(&call.input(operand::B_SCALES)),
     ];
     let mut arguments = Vec::with_capacity(10);
     for boxes in boxes {
         arguments.push(Argument::TensorMap(device.tensor_map(&boxes)?));
     }
-    let bias = if op.bias { call.input(4).pointer } else { DevicePtr(0) };
+    let bias = if op.bias { call.input(operand::BIAS).pointer } else { DevicePtr(0) };
     arguments.extend([
         Argument::Pointer(bias),
         out.argument(),

@@ -4,6 +4,7 @@ use deepwell_ir::ops::{AttentionHeads, KeySource};
 use deepwell_ir::{DType, KernelRequest, Op};
 use half::bf16;
 
+use super::super::operand::backward;
 use super::{
     attention_backward_on, attention_forward_on, attention_shape, backward_workspace_bytes,
     forward_workspace_bytes, merge_attention, sink_gradients,
@@ -177,7 +178,7 @@ pub(in super::super) fn backward_workspace(
     threads: usize,
 ) -> usize {
     let Some((heads, keys, _)) = backward_of(request.op) else { return 0 };
-    let lse = &request.operands[5].shape;
+    let lse = &request.operands[backward::LSE].shape;
     let shape = attention_shape(heads, keys, (lse[0], lse[2]));
     match request.operands[0].dtype {
         DType::Bf16 => backward_workspace_bytes::<bf16>(&shape, threads),
