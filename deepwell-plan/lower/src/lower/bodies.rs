@@ -1,6 +1,6 @@
 //! Bodies of a program, and the order in which a step runs them.
 
-use deepwell_ir::{Body, BodyId, Invocation, Node, Phase};
+use deepwell_ir::{BodyId, Invocation, Node, Phase};
 
 use super::Lowering;
 use crate::PlanError;
@@ -9,30 +9,30 @@ impl Lowering<'_> {
     /// Lowers the nodes of a phase to a body.
     pub(super) fn body(&mut self, phase: Phase) -> Result<(), PlanError> {
         self.nodes_of(phase, None)?;
-        self.end_body(phase, 0);
+        self.build.end_body(phase, 0);
         Ok(())
     }
 
     /// Lowers the nodes of a phase that belong to one of this rank's chunks of layers to a body.
     pub(super) fn body_of_chunk(&mut self, phase: Phase, chunk: u32) -> Result<(), PlanError> {
         self.nodes_of(phase, Some(chunk))?;
-        self.end_body(phase, chunk);
+        self.build.end_body(phase, chunk);
         Ok(())
     }
 
     /// Lowers the nodes of a phase, or of one chunk in the phase, with the ZeRO all-gathers and
     /// reduce-scatters.
     fn nodes_of(&mut self, phase: Phase, chunk: Option<u32>) -> Result<(), PlanError> {
-        let graph = self.graph;
+        let graph = self.rank.graph;
         self.begin_gathers(phase);
         let is_here = |(_, node): &(usize, &Node)| {
-            let is_its = chunk.is_none_or(|chunk| self.chunk_of(node) == chunk);
+            let is_its = chunk.is_none_or(|chunk| self.rank.chunk_of(node) == chunk);
             node.phase == phase && is_its && !self.comes_with_gather(node)
         };
         let nodes: Vec<(usize, &Node)> = graph.nodes.iter().enumerate().filter(is_here).collect();
         let layers: Vec<_> = nodes.chunk_by(|(_, a), (_, b)| a.layer == b.layer).collect();
         for (at, nodes) in layers.iter().enumerate() {
-            if self.overlaps {
+            if self.rank.overlaps {
                 // Prefetches the weights of the next layer, overlapped with this one.
                 for (_, node) in layers[at..].iter().take(2).copied().flatten() {
                     self.fetch_for(node, nodes[0].1.layer)?;
@@ -41,7 +41,7 @@ impl Lowering<'_> {
             }
             for &(at, node) in *nodes {
                 self.gather_for(node)?;
-                self.node(node)?;
+                self.build.node(node)?;
                 self.scatter_after(at)?;
                 self.sum_after(at)?;
             }
@@ -49,31 +49,17 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Adds a body with the calls since the previous body, if there are any.
-    pub(super) fn end_body(&mut self, phase: Phase, chunk: u32) {
-        let begin = self.bodies.last().map_or(0, |body| body.calls.end);
-        if begin < self.calls.len() {
-            self.bodies.push(Body { phase, chunk, calls: begin..self.calls.len() });
-        }
-    }
-
-    /// The body of a phase of one of this rank's chunks, if the body has any calls.
-    pub(super) fn body_of(&self, phase: Phase, chunk: u32) -> Option<BodyId> {
-        let is_it = |body: &Body| (body.phase, body.chunk) == (phase, chunk);
-        Some(BodyId(self.bodies.iter().position(is_it)? as u32))
-    }
-
     /// One invocation for each pass of the schedule, then the bodies that run once in a step,
     /// unless a step skips all of their calls.
     pub(super) fn invocations(&self) -> Vec<Invocation> {
-        let passes = self.passes.passes.iter().filter_map(|pass| {
-            let body = self.body_of(pass.phase, pass.chunk)?;
+        let passes = self.rank.passes.passes.iter().filter_map(|pass| {
+            let body = self.build.body_of(pass.phase, pass.chunk)?;
             Some(Invocation { body, micro_batch: pass.micro_batch, slot: pass.slot })
         });
         let last = [Phase::Optimizer, Phase::Weights];
-        let last = last.into_iter().filter_map(|phase| self.body_of(phase, 0));
+        let last = last.into_iter().filter_map(|phase| self.build.body_of(phase, 0));
         let runs = |body: &BodyId| {
-            let calls = &self.calls[self.bodies[body.index()].calls.clone()];
+            let calls = &self.build.calls[self.build.bodies[body.index()].calls.clone()];
             calls.iter().any(|call| !call.alone_only)
         };
         let last = last.filter(runs);

@@ -9,6 +9,7 @@ use deepwell_ir::{
 use deepwell_precision::QuantFormat;
 
 use super::pipeline::part_of_rank;
+use super::rank::RankContext;
 use super::{Lowering, context, fuse_for, part_of_layers, pipeline};
 use crate::{Plan, PlanError};
 
@@ -40,10 +41,14 @@ pub fn lower_evaluation(
     let chunks = 0..plan.parallel.chunks as u32;
     let passes = chunks.map(|chunk| Slotted { chunk, ..FORWARD }).collect();
     let once = Schedule { passes, slots: 1 };
-    let mut lowering = Lowering::new(&graph, plan, catalog, target, &once);
-    (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), splits);
+    let rank = RankContext {
+        pipeline: pipeline.as_ref(),
+        splits: Some(&splits),
+        ..RankContext::new(&graph, plan, catalog, target, &once)
+    };
+    let mut lowering = Lowering::new(rank);
     lowering.persistent_values(Mode::Evaluate);
-    for chunk in 0..lowering.chunks() {
+    for chunk in 0..rank.chunks() {
         lowering.body_of_chunk(Phase::Forward, chunk)?;
     }
     let program = lowering.finish(Mode::Evaluate, precision, Some(training))?.program;

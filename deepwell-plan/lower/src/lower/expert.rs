@@ -5,11 +5,10 @@
 //! the same sequences if they are tensor-parallel. The gradient of an expert already includes all
 //! tokens of the group, so it is summed only over ranks of other groups with the same experts.
 
-use deepwell_ir::{Graph, IrError, ProcessGroup, SplitOver, Target, expert_row_alignment};
+use deepwell_ir::{Graph, IrError, ProcessGroup, Target, expert_row_alignment};
 use deepwell_moe::{ExpertRank, expand, expand_on_rank};
 use deepwell_precision::PrecisionPolicy;
 
-use super::Lowering;
 use super::tensor::Splits;
 use crate::PlanError;
 
@@ -37,11 +36,4 @@ pub(super) fn expand_for_rank(
 /// Expands experts to ops that have kernels, all experts on one rank.
 pub(crate) fn expand_experts(graph: &Graph, policy: &PrecisionPolicy) -> Result<Graph, IrError> {
     expand(graph, expert_row_alignment(graph, policy)?)
-}
-
-impl Lowering<'_> {
-    /// Whether the gradient of a parameter includes the tokens of the whole expert-parallel group.
-    pub(super) fn is_of_expert_rank(&self, index: usize) -> bool {
-        self.parameters[index].split.is_some_and(|split| split.over == SplitOver::Expert)
-    }
 }

@@ -1,12 +1,13 @@
 //! Lowers the forward pass up to the inputs of the output head, for text generation.
 
 use deepwell_ir::{
-    DType, Graph, KernelCatalog, MemoryKind, Mode, Op, ParameterState, Phase, PrecisionPolicy,
-    Program, Schedule, Target, TensorKind, ValueId, apply_served_precision, verify_program,
+    Graph, KernelCatalog, Mode, Op, Phase, PrecisionPolicy, Program, Schedule, Target, Tensor,
+    TensorKind, ValueId, apply_served_precision, verify_program,
 };
 use deepwell_precision::QuantFormat;
 
 use super::evaluation::{FORWARD, without_router_losses};
+use super::rank::RankContext;
 use super::{Lowering, expand_experts, fuse_for};
 use crate::autoplan::base_plan;
 use crate::{OptimizerSpec, PlanError, PlanRequest};
@@ -97,51 +98,25 @@ fn lower_forward(
     }
 
     let once = Schedule { passes: vec![FORWARD], slots: 1 };
-    let mut lowering = Lowering::new(&graph, &plan, catalog, target, &once);
-    lowering.masters();
-    lowering.inputs();
+    let rank = RankContext::new(&graph, &plan, catalog, target, &once);
+    let mut lowering = Lowering::new(rank);
+    lowering.parameters.add_masters(&rank, &mut lowering.build);
+    // The values written by the host, at fixed places for the forward pass.
+    let is_input = |tensor: &Tensor| matches!(tensor.kind, TensorKind::Input { .. });
+    for (id, _) in graph.tensors_with_ids().filter(|(_, tensor)| is_input(tensor)) {
+        lowering.build.value(id);
+    }
     lowering.body(Phase::Weights)?;
     // A head kept in FP32 by the policy is the master itself.
-    let head = lowering.value(head);
+    let head = lowering.build.value(head);
     let weights = lowering.finish(Mode::Evaluate, precision.clone(), None)?.program;
     verify_program(&weights)?;
 
-    let mut lowering = Lowering::new(&graph, &plan, catalog, target, &once);
-    lowering.masters();
+    let mut lowering = Lowering::new(rank);
+    lowering.parameters.add_masters(&rank, &mut lowering.build);
     lowering.body(Phase::Forward)?;
-    let rows = lowering.value(rows);
+    let rows = lowering.build.value(rows);
     let forward = lowering.finish(Mode::Evaluate, precision, Some(&weights))?.program;
     verify_program(&forward)?;
     Ok(Inference { weights, forward, rows, head })
-}
-
-impl Lowering<'_> {
-    /// Adds the FP32 masters, without moments and gradients.
-    fn masters(&mut self) {
-        let graph = self.graph;
-        for (id, tensor) in graph.parameters() {
-            let shape = tensor.shape.bind(&self.binding);
-            let master = self.add(tensor.name.clone(), DType::F32, shape, MemoryKind::Optimizer);
-            self.value_of.insert(id, master);
-            self.values[master.index()].tensor = Some(id);
-            self.parameters.push(ParameterState {
-                name: tensor.name.clone(),
-                master,
-                first_moment: None,
-                second_moment: None,
-                gradient: None,
-                split: None,
-            });
-        }
-    }
-
-    /// Adds the values written by the host, at fixed places for the forward pass.
-    fn inputs(&mut self) {
-        let graph = self.graph;
-        for (id, tensor) in graph.tensors_with_ids() {
-            if matches!(tensor.kind, TensorKind::Input { .. }) {
-                self.value(id);
-            }
-        }
-    }
 }

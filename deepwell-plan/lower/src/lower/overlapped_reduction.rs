@@ -12,7 +12,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use deepwell_ir::{Node, Phase, ValueId};
+use deepwell_ir::{Phase, ValueId};
 
 use super::Lowering;
 use crate::PlanError;
@@ -27,6 +27,8 @@ pub(super) struct OverlappedReduction {
     done: HashSet<usize>,
     /// Buckets summed over the tensor-parallel ranks.
     over_tensor: HashSet<usize>,
+    /// Number of sums over tensor-parallel ranks so far.
+    pub(super) tensor_sums: usize,
     /// This rank's slices of sharded buckets.
     slices: HashMap<usize, ValueId>,
 }
@@ -51,15 +53,15 @@ impl OverlappedReduction {
 impl Lowering<'_> {
     /// Finds the node after which each bucket of gradients is complete.
     pub(super) fn plan_overlapped_reduction(&mut self) {
-        if !self.overlaps {
+        if !self.rank.overlaps {
             return;
         }
         let mut bucket_of: HashMap<ValueId, usize> = HashMap::new();
         let mut left = HashSet::new();
         for (index, members) in self.buckets_to_sum().into_iter().enumerate() {
             for parameter in members {
-                let state = &self.parameters[parameter];
-                if self.is_counted[parameter] || self.is_shared(&state.name) {
+                let state = &self.parameters.states[parameter];
+                if self.parameters.is_counted[parameter] || self.rank.is_shared(&state.name) {
                     left.insert(index);
                 }
                 bucket_of.extend(state.gradient.map(|gradient| (gradient, index)));
@@ -67,9 +69,9 @@ impl Lowering<'_> {
         }
         // Last pass of a step with a write to the bucket, and the last such node in the pass.
         let mut last: HashMap<usize, (usize, usize)> = HashMap::new();
-        for (at, node) in self.graph.nodes.iter().enumerate() {
-            let Some(place) = self.last_pass(node) else { continue };
-            let values = node.outputs.iter().filter_map(|id| self.value_of.get(id));
+        for (at, node) in self.rank.graph.nodes.iter().enumerate() {
+            let Some(place) = self.rank.last_pass(node) else { continue };
+            let values = node.outputs.iter().filter_map(|id| self.build.value_of.get(id));
             for bucket in values.filter_map(|value| bucket_of.get(value)) {
                 let latest = last.entry(*bucket).or_default();
                 *latest = (*latest).max((place, at));
@@ -77,7 +79,7 @@ impl Lowering<'_> {
         }
         let mut behind: HashMap<usize, Vec<usize>> = HashMap::new();
         for (bucket, (_, at)) in last.into_iter().filter(|(bucket, _)| !left.contains(bucket)) {
-            if self.closes(at) {
+            if self.rank.closes(at) {
                 behind.entry(at).or_default().push(bucket);
             }
         }
@@ -85,49 +87,29 @@ impl Lowering<'_> {
         self.reduction.behind = behind;
     }
 
-    /// Index in the schedule of the last run of a node's body.
-    fn last_pass(&self, node: &Node) -> Option<usize> {
-        self.last_run(node.phase, self.chunk_of(node))
-    }
-
-    fn last_run(&self, phase: Phase, chunk: u32) -> Option<usize> {
-        self.passes.passes.iter().rposition(|pass| (pass.phase, pass.chunk) == (phase, chunk))
-    }
-
-    /// Whether no earlier body runs after the last run of the node's body.
-    pub(super) fn closes(&self, at: usize) -> bool {
-        let node = &self.graph.nodes[at];
-        let (phase, chunk) = (node.phase, self.chunk_of(node));
-        let Some(own) = self.last_run(phase, chunk) else { return false };
-        // Bodies are ordered chunk by chunk, the last chunk first.
-        let stands_before = |pass: &deepwell_ir::Slotted| {
-            pass.chunk > chunk || pass.chunk == chunk && pass.phase < phase
-        };
-        !self.passes.passes[own + 1..].iter().any(stands_before)
-    }
-
     /// The parameters of each bucket. Empty for buckets reduce-scattered during the backward pass.
     fn buckets_to_sum(&self) -> Vec<Vec<usize>> {
-        if self.sharing().is_none() {
-            let buckets = self.buckets(self.plan.bucket_bytes).into_iter();
+        if self.rank.sharing().is_none() {
+            let buckets =
+                self.parameters.buckets(&self.build, self.rank.plan.bucket_bytes).into_iter();
             return buckets.map(|bucket| bucket.collect()).collect();
         }
         let of_shard = |(index, shard): (usize, &deepwell_ir::Shard)| {
-            let comes_in_slices = self.shared[index].scattered.is_some();
+            let comes_in_slices = self.zero.buckets[index].scattered.is_some();
             let parameters = shard.parameters.iter().map(|&(parameter, _)| parameter);
             if comes_in_slices { Vec::new() } else { parameters.collect() }
         };
-        self.shards.iter().enumerate().map(of_shard).collect()
+        self.zero.shards.iter().enumerate().map(of_shard).collect()
     }
 
     /// Sums the buckets complete after a node.
     pub(super) fn sum_after(&mut self, at: usize) -> Result<(), PlanError> {
-        let phase: Phase = self.graph.nodes[at].phase;
+        let phase: Phase = self.rank.graph.nodes[at].phase;
         for bucket in self.reduction.behind.get(&at).cloned().unwrap_or_default() {
             self.in_last_micro_batch(|this| {
                 this.sum_bucket_over_tensor(bucket, phase)?;
                 this.reduction.over_tensor.insert(bucket);
-                if this.sharing().is_some() {
+                if this.rank.sharing().is_some() {
                     let slice = this.scatter_bucket(bucket, phase)?;
                     this.reduction.slices.insert(bucket, slice);
                 } else if this.sum_bucket(bucket, phase)? {
@@ -142,10 +124,10 @@ impl Lowering<'_> {
     /// Sums this rank's slice of a bucket reduce-scattered after a node over tensor-parallel ranks,
     /// if these hold the bucket whole.
     pub(super) fn sum_slice_after(&mut self, at: usize, bucket: usize) -> Result<(), PlanError> {
-        if !self.overlaps || !self.closes(at) {
+        if !self.rank.overlaps || !self.rank.closes(at) {
             return Ok(());
         }
-        let phase = self.graph.nodes[at].phase;
+        let phase = self.rank.graph.nodes[at].phase;
         self.reduction.over_tensor.insert(bucket);
         self.in_last_micro_batch(|this| this.sum_bucket_over_tensor(bucket, phase))
     }
@@ -155,10 +137,10 @@ impl Lowering<'_> {
         &mut self,
         lower: impl FnOnce(&mut Self) -> Result<(), PlanError>,
     ) -> Result<(), PlanError> {
-        let begin = self.calls.len();
+        let begin = self.build.calls.len();
         lower(self)?;
-        let has_several = self.plan.micro_batches > 1;
-        self.calls[begin..].iter_mut().for_each(|call| call.last_only = has_several);
+        let has_several = self.rank.plan.micro_batches > 1;
+        self.build.calls[begin..].iter_mut().for_each(|call| call.last_only = has_several);
         Ok(())
     }
 }

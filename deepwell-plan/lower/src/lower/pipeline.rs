@@ -18,7 +18,8 @@ use deepwell_ir::{
 };
 
 use super::Lowering;
-use super::optimizer::{read, update, write};
+use super::builder::{read, update, write};
+use super::rank::RankContext;
 use crate::{Plan, PlanError};
 
 /// A rank's place in a pipeline.
@@ -79,8 +80,19 @@ impl Pipeline {
         owner.is_none_or(|owner| !self.stages.contains(&owner))
     }
 
-    fn is_shared(&self, parameter: &str) -> bool {
+    /// Whether another stage holds the parameter as well.
+    pub(super) fn is_shared(&self, parameter: &str) -> bool {
         self.cut.stages_with(parameter).len() > 1
+    }
+
+    /// Number of this rank's chunks of layers.
+    pub(super) fn chunks(&self) -> u32 {
+        self.stages.len() as u32
+    }
+
+    /// The chunk of layers that a node belongs to.
+    pub(super) fn chunk_of_node(&self, node: &Node) -> u32 {
+        self.cut.stage_of(node) / self.ranks
     }
 
     /// The chunk of this rank with a parameter.
@@ -91,18 +103,7 @@ impl Pipeline {
     }
 }
 
-impl Lowering<'_> {
-    /// Number of this rank's chunks of layers.
-    pub(super) fn chunks(&self) -> u32 {
-        self.pipeline.map_or(1, |pipeline| pipeline.stages.len() as u32)
-    }
-
-    /// The chunk of layers that a node belongs to.
-    pub(super) fn chunk_of(&self, node: &Node) -> u32 {
-        let chunk = |pipeline: &Pipeline| pipeline.cut.stage_of(node) / pipeline.ranks;
-        self.pipeline.map_or(0, chunk)
-    }
-
+impl RankContext<'_> {
     /// Gradients of this rank, chunk by chunk.
     pub(super) fn by_chunk(&self, gradients: Vec<(String, ValueId)>) -> Vec<Vec<ValueId>> {
         let mut chunks = vec![Vec::new(); self.chunks() as usize];
@@ -112,32 +113,24 @@ impl Lowering<'_> {
         }
         chunks
     }
+}
 
-    /// Whether an earlier stage of the pipeline holds the parameter as well.
-    pub(super) fn is_copy(&self, parameter: &str) -> bool {
-        self.pipeline.is_some_and(|pipeline| pipeline.is_copy(parameter))
-    }
-
-    /// Whether another stage of the pipeline holds the parameter as well.
-    pub(super) fn is_shared(&self, parameter: &str) -> bool {
-        self.pipeline.is_some_and(|pipeline| pipeline.is_shared(parameter))
-    }
-
+impl Lowering<'_> {
     /// Sums gradients of parameters held by two stages.
     pub(super) fn sum_shared_gradients(&mut self) -> Result<(), PlanError> {
-        let Some(pipeline) = self.pipeline else { return Ok(()) };
+        let Some(pipeline) = self.rank.pipeline else { return Ok(()) };
         let shared = |state: &&ParameterState| pipeline.is_shared(&state.name);
-        let gradients: Vec<(String, ValueId)> = (self.parameters.iter().filter(shared))
+        let gradients: Vec<(String, ValueId)> = (self.parameters.states.iter().filter(shared))
             .filter_map(|state| Some((state.name.clone(), state.gradient?)))
             .collect();
         if gradients.is_empty() {
             return Ok(());
         }
-        let Some((group, members)) = self.target.ranks.named(ProcessGroup::EMBEDDING) else {
+        let Some((group, members)) = self.rank.target.ranks.named(ProcessGroup::EMBEDDING) else {
             return Err(PlanError::Request {
                 what: "ranks of the target",
                 expected: format!("a group `{}` for `{}`", ProcessGroup::EMBEDDING, gradients[0].0),
-                got: format!("{:?}", self.target.ranks.groups),
+                got: format!("{:?}", self.rank.target.ranks.groups),
             });
         };
         let ranks = members.ranks.len() as u32;
@@ -145,7 +138,7 @@ impl Lowering<'_> {
             let kind = CollectiveKind::AllReduce { reduction: Reduction::Sum };
             let op = Collective::of_bucket(kind, group, ranks, 1);
             let name = format!("all_reduce.tied.{name}");
-            self.optimizer_call(&name, op.into(), vec![update(gradient)], Vec::new())?;
+            self.build.optimizer_call(&name, op.into(), vec![update(gradient)], Vec::new())?;
         }
         Ok(())
     }
@@ -156,7 +149,7 @@ impl Lowering<'_> {
         &mut self,
         chunks: &mut [Vec<ValueId>],
     ) -> Option<(GroupId, u32)> {
-        let pipeline = self.pipeline?;
+        let pipeline = self.rank.pipeline?;
         let most = pipeline.cut.parameters_of_largest_stage();
         // A single list may hold the gradients of all chunks.
         let most = most * pipeline.stages.len().div_ceil(chunks.len().max(1));
@@ -171,24 +164,31 @@ impl Lowering<'_> {
 
     /// Sums the losses of all stages, so that every stage reports and guards the same loss.
     pub(super) fn sum_losses(&mut self) -> Result<(), PlanError> {
-        let Some(pipeline) = self.pipeline else { return Ok(()) };
+        let Some(pipeline) = self.rank.pipeline else { return Ok(()) };
         let (group, ranks) = (pipeline.group, pipeline.ranks);
-        let own = match self.host.loss {
+        let own = match self.build.host.loss {
             Some(loss) => loss,
             None => {
                 // A stage without a loss contributes zero: the norm of an empty list.
                 let name = "loss.none";
-                let zero = self.add(name.into(), DType::F32, vec![1], MemoryKind::Activations);
-                self.optimizer_call(name, GradNorm {}.into(), Vec::new(), vec![write(zero)])?;
+                let zero =
+                    self.build.add(name.into(), DType::F32, vec![1], MemoryKind::Activations);
+                self.build.optimizer_call(
+                    name,
+                    GradNorm {}.into(),
+                    Vec::new(),
+                    vec![write(zero)],
+                )?;
                 zero
             }
         };
-        let all = self.add("loss.pipeline".to_string(), DType::F32, vec![1], MemoryKind::Host);
+        let all =
+            self.build.add("loss.pipeline".to_string(), DType::F32, vec![1], MemoryKind::Host);
         let kind = CollectiveKind::AllReduce { reduction: Reduction::Sum };
         let op = Collective::new(kind, group, ranks);
         let name = "all_reduce.loss.pipeline";
-        self.optimizer_call(name, op.into(), vec![read(own)], vec![write(all)])?;
-        self.host.loss = Some(all);
+        self.build.optimizer_call(name, op.into(), vec![read(own)], vec![write(all)])?;
+        self.build.host.loss = Some(all);
         Ok(())
     }
 }

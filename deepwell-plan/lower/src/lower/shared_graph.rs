@@ -16,7 +16,10 @@ use deepwell_ir::{
 };
 use deepwell_precision::QuantFormat;
 
+use super::builder::ProgramBuilder;
+use super::handover::receive_first_and_send_last;
 use super::pipeline::{self, Pipeline, part_of_rank};
+use super::rank::RankContext;
 use super::tensor::Splits;
 use super::{
     Counted, Lowering, Scheduling, check_ranks, context, fuse_for, overlap_collectives,
@@ -193,16 +196,20 @@ impl<'a> SharedGraph<'a> {
             let binding = Binding { batch: plan.micro_batch, seq: plan.rank_seq() };
             graph = overlap_collectives::order_for_overlap(&graph, &binding);
         }
-        let mut lowering = Lowering::new(&graph, plan, catalog, target, &scheduling.passes);
-        (lowering.pipeline, lowering.splits) = (pipeline.as_ref(), splits.clone());
-        (lowering.overlaps, lowering.handover) =
-            (scheduling.overlaps, scheduling.handover.as_ref());
+        let rank = RankContext {
+            pipeline: pipeline.as_ref(),
+            splits: Some(splits),
+            overlaps: scheduling.overlaps,
+            handover: scheduling.handover.as_ref(),
+            ..RankContext::new(&graph, plan, catalog, target, &scheduling.passes)
+        };
+        let mut lowering = Lowering::new(rank);
         lowering.persistent_values(Mode::Train);
         lowering.plan_overlapped_reduction();
         // Chunk by chunk, because chunks share the slots of activations. The last chunk comes
         // first, as its backward pass begins a step: the last chunk overwrites the loss, other
         // chunks add.
-        for chunk in (0..lowering.chunks()).rev() {
+        for chunk in (0..rank.chunks()).rev() {
             lowering.body_of_chunk(Phase::Forward, chunk)?;
             lowering.body_of_chunk(Phase::Backward, chunk)?;
             lowering.body_of_chunk(Phase::WeightGradients, chunk)?;
@@ -210,13 +217,15 @@ impl<'a> SharedGraph<'a> {
         lowering.optimizer(plan)?;
         lowering.gather_masters()?;
         lowering.body(Phase::Weights)?;
-        lowering.leave_out_copies();
-        lowering.receive_first_and_send_last();
-        let (calls, bodies) = (&mut lowering.calls, &lowering.bodies);
+        std::mem::take(&mut lowering.update_copies).leave_out(&mut lowering.build);
+        let ProgramBuilder { calls, bodies, values, .. } = &mut lowering.build;
+        if scheduling.handover.is_some() {
+            receive_first_and_send_last(calls, bodies, &target.ranks);
+        }
         match scheduling.stream_of {
             Some(stream_of) => streams::assign(calls, bodies, stream_of),
             None if target.arch == "cpu" => streams::assign(calls, bodies, &|_| 0),
-            None => streams::assign_on_gpu(calls, bodies, &lowering.values, plan),
+            None => streams::assign_on_gpu(calls, bodies, values, plan),
         }
         lowering.finish(Mode::Train, self.precision.clone(), None)
     }

@@ -13,7 +13,8 @@ use deepwell_ir::{
     ValueId, check_split_blocks, tensor_parallel,
 };
 
-use super::optimizer::{read, write};
+use super::builder::{read, write};
+use super::rank::RankContext;
 use super::{Lowering, expert};
 use crate::{Plan, PlanError};
 
@@ -56,9 +57,9 @@ pub(super) struct NormTerms {
     pub(super) groups: Vec<(GroupId, u32)>,
 }
 
-impl Lowering<'_> {
+impl RankContext<'_> {
     /// The groups whose ranks hold different parts of a stage's gradients. Some ranks hold a given
-    /// slice, and all ranks hold a replicated parameter: see [`Lowering::counts`].
+    /// slice, and all ranks hold a replicated parameter: see [`RankContext::counts`].
     fn groups_of_slices(&self) -> Vec<(GroupId, u32)> {
         let ranks = &self.target.ranks;
         let names: &[&str] = match (rank_of(self.target), expert::rank_of(self.target)) {
@@ -94,30 +95,33 @@ impl Lowering<'_> {
             (None, false) => parallel.expert_place(rank) == 0,
         }
     }
+}
 
+impl Lowering<'_> {
     /// Sums the gradients of parameters replicated on tensor-parallel ranks, bucket by bucket,
     /// unless the backward pass has done so.
     pub(super) fn sum_over_tensor_ranks(&mut self) -> Result<(), PlanError> {
-        if rank_of(self.target).is_none() {
+        if rank_of(self.rank.target).is_none() {
             return Ok(());
         }
-        if self.sharing().is_none() {
-            for bucket in 0..self.buckets(self.plan.bucket_bytes).len() {
+        if self.rank.sharing().is_none() {
+            for bucket in 0..self.parameters.buckets(&self.build, self.rank.plan.bucket_bytes).len()
+            {
                 if !self.reduction.has_over_tensor(bucket) {
                     self.sum_bucket_over_tensor(bucket, Phase::Optimizer)?;
                 }
             }
             return Ok(());
         }
-        for bucket in 0..self.shared.len() {
+        for bucket in 0..self.zero.buckets.len() {
             if !self.reduction.has_over_tensor(bucket) {
                 self.sum_bucket_over_tensor(bucket, Phase::Optimizer)?;
             }
         }
         // Counts are in no bucket of the shards.
-        let counted = (0..self.parameters.len()).filter(|&index| self.is_counted[index]);
-        let counts: Vec<ValueId> =
-            counted.filter_map(|index| self.parameters[index].gradient).collect();
+        let is_counted = |&index: &usize| self.parameters.is_counted[index];
+        let counted = (0..self.parameters.states.len()).filter(is_counted);
+        let counts = self.parameters.gradients(counted);
         counts
             .into_iter()
             .try_for_each(|counts| self.sum_tensor_run(vec![counts], Phase::Optimizer))
@@ -129,31 +133,35 @@ impl Lowering<'_> {
         bucket: usize,
         phase: Phase,
     ) -> Result<(), PlanError> {
-        if rank_of(self.target).is_none() {
+        if rank_of(self.rank.target).is_none() {
             return Ok(());
         }
-        if self.sharing().is_some() {
+        if self.rank.sharing().is_some() {
             let whole = self.whole_bucket(bucket);
             return whole.map_or(Ok(()), |gradients| self.sum_tensor_run(gradients, phase));
         }
-        let buckets = self.buckets(self.plan.bucket_bytes);
+        let buckets = self.parameters.buckets(&self.build, self.rank.plan.bucket_bytes);
         let places: Vec<usize> = buckets.get(bucket).cloned().unwrap_or_default().collect();
         let is_whole = |index: usize| {
-            let state = &self.parameters[index];
+            let state = &self.parameters.states[index];
             state.gradient.is_some() && state.split.is_none()
         };
         let runs = places.chunk_by(|&a, &b| is_whole(a) == is_whole(b));
         let runs = runs.filter(|run| is_whole(run[0])).map(|run| {
-            run.iter().filter_map(|&index| self.parameters[index].gradient).collect::<Vec<_>>()
+            run.iter()
+                .filter_map(|&index| self.parameters.states[index].gradient)
+                .collect::<Vec<_>>()
         });
         let runs: Vec<Vec<ValueId>> = runs.collect();
         runs.into_iter().try_for_each(|gradients| self.sum_tensor_run(gradients, phase))
     }
 
     fn sum_tensor_run(&mut self, gradients: Vec<ValueId>, phase: Phase) -> Result<(), PlanError> {
-        let Some(TensorRank { group, ranks, .. }) = rank_of(self.target) else { return Ok(()) };
-        let name = format!("all_reduce.gradients.tensor.{}", self.tensor_sums);
-        self.tensor_sums += 1;
+        let Some(TensorRank { group, ranks, .. }) = rank_of(self.rank.target) else {
+            return Ok(());
+        };
+        let name = format!("all_reduce.gradients.tensor.{}", self.reduction.tensor_sums);
+        self.reduction.tensor_sums += 1;
         self.sum_over(&name, gradients, (group, ranks as u32), phase)
     }
 
@@ -166,15 +174,15 @@ impl Lowering<'_> {
     pub(super) fn norm_of_terms(&mut self, parts: NormTerms) -> Result<(), PlanError> {
         let NormTerms { mut gradients, mut groups } = parts;
         groups.extend(self.fill_up_for_stages(&mut gradients));
-        groups.extend(self.groups_of_slices());
+        groups.extend(self.rank.groups_of_slices());
         let mut lists = Vec::with_capacity(gradients.len());
         for (chunk, gradients) in gradients.into_iter().enumerate() {
             let suffix = if chunk == 0 { String::new() } else { format!(".{chunk}") };
             lists.push(self.squares_of_all(gradients, &groups, &suffix)?);
         }
-        let norm = self.host.grad_norm.map(write).into_iter().collect();
+        let norm = self.build.host.grad_norm.map(write).into_iter().collect();
         let lists = lists.into_iter().map(read).collect();
-        self.optimizer_call("grad_norm", NormOfSums {}.into(), lists, norm)
+        self.build.optimizer_call("grad_norm", NormOfSums {}.into(), lists, norm)
     }
 
     /// Computes the sums of squares of gradients and all-gathers them over the groups.
@@ -187,14 +195,14 @@ impl Lowering<'_> {
         let mut count = gradients.len();
         let sums = |this: &mut Self, name: &str, count| {
             let name = format!("{name}{suffix}");
-            this.add(name, DType::U64, vec![count], MemoryKind::Activations)
+            this.build.add(name, DType::U64, vec![count], MemoryKind::Activations)
         };
         let mut all = sums(self, "grad_norm.squares", count);
         let gradients = gradients.into_iter().map(read).collect();
         let name = format!("grad_norm.squares{suffix}");
-        self.optimizer_call(&name, SumsOfSquares {}.into(), gradients, vec![write(all)])?;
+        self.build.optimizer_call(&name, SumsOfSquares {}.into(), gradients, vec![write(all)])?;
         for &(group, ranks) in groups {
-            let name = self.target.ranks.group(group).map_or("", |group| group.name.as_str());
+            let name = self.rank.target.ranks.group(group).map_or("", |group| group.name.as_str());
             let [of_value, of_call] = match name {
                 ProcessGroup::DATA => ["grad_norm.squares.ranks", "all_gather.grad_norm"],
                 ProcessGroup::PIPELINE => {
@@ -209,7 +217,12 @@ impl Lowering<'_> {
             let gathered = sums(self, of_value, count);
             let gather = Collective::new(CollectiveKind::AllGather, group, ranks);
             let name = format!("{of_call}{suffix}");
-            self.optimizer_call(&name, gather.into(), vec![read(all)], vec![write(gathered)])?;
+            self.build.optimizer_call(
+                &name,
+                gather.into(),
+                vec![read(all)],
+                vec![write(gathered)],
+            )?;
             all = gathered;
         }
         Ok(all)
@@ -218,15 +231,15 @@ impl Lowering<'_> {
     /// Returns the gradient, or an empty gradient if another rank counts it: a sum of no squares is
     /// zero, and all ranks give equally many sums.
     pub(super) fn counted(&mut self, gradient: ValueId, split: Option<SplitOver>) -> ValueId {
-        if self.counts(split) { gradient } else { self.no_gradient() }
+        if self.rank.counts(split) { gradient } else { self.no_gradient() }
     }
 
     /// Returns the only gradient without elements.
     pub(super) fn no_gradient(&mut self) -> ValueId {
         const NAME: &str = "grad_norm.nothing";
-        match self.values.iter().position(|value| value.name == NAME) {
+        match self.build.values.iter().position(|value| value.name == NAME) {
             Some(index) => ValueId(index as u32),
-            None => self.add(NAME.to_string(), DType::F32, vec![0], MemoryKind::Activations),
+            None => self.build.add(NAME.to_string(), DType::F32, vec![0], MemoryKind::Activations),
         }
     }
 }

@@ -23,10 +23,12 @@ use deepwell_ir::{
 };
 use deepwell_precision::{ElementFormat, scale_tiles};
 
-use super::Lowering;
-use super::optimizer::{read, write};
-use super::shard::{Bucket, SLICE_ELEMENTS};
+use super::gather_per_layer::suffix_of;
+use super::{Bucket, SLICE_ELEMENTS};
 use crate::PlanError;
+use crate::lower::Lowering;
+use crate::lower::builder::{read, write};
+use crate::lower::rank::RankContext;
 
 /// Row multiple of a slice: the rows of a tile of scales, no fewer than the rows of any block.
 const SLICE_ROWS: usize = scale_tiles::TILE_ROWS;
@@ -40,7 +42,7 @@ pub(super) struct Planes {
     pairs: Vec<(ValueId, ValueId)>,
 }
 
-impl Lowering<'_> {
+impl RankContext<'_> {
     /// The shape of a rank's slice of a parameter, if the parameter can be cut between blocks.
     pub(super) fn block_slice_of(
         &self,
@@ -79,6 +81,20 @@ impl Lowering<'_> {
         (is_copy && is_by_blocks).then_some(at)
     }
 
+    /// The tensors read after a gather in `phase`: by calls of the same pass, or by all calls if
+    /// weights are gathered between steps.
+    fn read_in(&self, phase: Phase) -> HashSet<TensorId> {
+        let is_behind = |reader: Phase| match phase {
+            Phase::Forward => reader == Phase::Forward,
+            Phase::Backward => [Phase::Backward, Phase::WeightGradients].contains(&reader),
+            _ => true,
+        };
+        let nodes = self.graph.nodes.iter().filter(|node| is_behind(node.phase));
+        nodes.flat_map(|node| node.inputs.iter().copied()).collect()
+    }
+}
+
+impl Lowering<'_> {
     /// Quantizes this rank's slice of a bucket and queues the planes for
     /// [`Lowering::gather_planes`]: only planes read by calls between this phase and the next
     /// gather.
@@ -87,16 +103,18 @@ impl Lowering<'_> {
         bucket: usize,
         (phase, layer): (Phase, Option<u32>),
     ) -> Result<(), PlanError> {
-        let Bucket { master, group: (group, ranks), quantized_by, .. } = self.shared[bucket];
-        let graph = self.graph;
+        let Bucket { master, group: (group, ranks), quantized_by, .. } = self.zero.buckets[bucket];
+        let graph = self.rank.graph;
         let Some(node) = quantized_by.map(|at| &graph.nodes[at]) else { return Ok(()) };
         let Op::Quantize(op) = &node.op else { return Ok(()) };
-        let suffix = if phase == Phase::Backward { ".again" } else { "" };
+        let suffix = suffix_of(phase);
         if phase != Phase::Backward {
-            self.value_of
-                .insert(self.shared[bucket].gathered_as[0], self.shared[bucket].gathered[0]);
+            self.build.value_of.insert(
+                self.zero.buckets[bucket].gathered_as[0],
+                self.zero.buckets[bucket].gathered[0],
+            );
         }
-        let shape = self.values[master.index()].shape.clone();
+        let shape = self.build.values[master.index()].shape.clone();
         let is_matrix = shape.len() == 2;
         let types = node.op.outputs_of(&[OperandType { dtype: DType::F32, shape }]);
         let types =
@@ -104,37 +122,37 @@ impl Lowering<'_> {
         let mut outputs = Vec::with_capacity(types.len());
         for ((&id, of), (_, plane)) in node.outputs.iter().zip(types).zip(op.planes()) {
             let value = match plane {
-                Plane::Counters => self.value(id),
+                Plane::Counters => self.build.value(id),
                 _ => {
                     let name = format!("{}.slice{suffix}", graph.tensor(id).name);
-                    self.add(name, of.dtype, of.shape, MemoryKind::Activations)
+                    self.build.add(name, of.dtype, of.shape, MemoryKind::Activations)
                 }
             };
             outputs.push(value);
         }
         let name = format!("quantize.shard.{bucket}{suffix}");
         let writes = outputs.iter().copied().map(write).collect();
-        self.phase_call(phase, &name, node.op.clone(), vec![read(master)], writes)?;
-        self.calls.last_mut().into_iter().for_each(|call| call.layer = layer);
+        let reads = vec![read(master)];
+        self.build.layer_call((phase, layer), &name, node.op.clone(), reads, writes)?;
 
-        let is_read = self.read_in(phase);
+        let is_read = self.rank.read_in(phase);
         for ((&id, own), (axis, plane)) in node.outputs.iter().zip(outputs).zip(op.planes()) {
             if plane == Plane::Counters || !is_read.contains(&id) {
                 continue;
             }
             let arrives = match axis == Axis::Column && is_matrix {
                 true => {
-                    let own = self.values[own.index()].clone();
+                    let own = self.build.values[own.index()].clone();
                     let mut shape = own.shape;
                     shape[0] *= ranks as usize;
                     let name = format!("{}.parts{suffix}", graph.tensor(id).name);
-                    let parts = self.add(name, own.dtype, shape, MemoryKind::Activations);
-                    self.transient.parts.entry(bucket).or_default().push((parts, id));
+                    let parts = self.build.add(name, own.dtype, shape, MemoryKind::Activations);
+                    self.zero.gathers.parts.entry(bucket).or_default().push((parts, id));
                     parts
                 }
-                false => self.plane(id, suffix),
+                false => self.build.value_with_suffix(id, suffix),
             };
-            let planes = &mut self.transient.planes;
+            let planes = &mut self.zero.gathers.planes;
             match planes.iter_mut().find(|planes| planes.group == (group, ranks)) {
                 Some(planes) => planes.pairs.push((own, arrives)),
                 None => {
@@ -148,20 +166,20 @@ impl Lowering<'_> {
 
     /// Bytes of the gathered planes in the queue.
     pub(super) fn gathered_plane_bytes(&self) -> usize {
-        let pairs = self.transient.planes.iter().flat_map(|planes| &planes.pairs);
-        pairs.map(|(_, whole)| self.values[whole.index()].range.bytes).sum()
+        let pairs = self.zero.gathers.planes.iter().flat_map(|planes| &planes.pairs);
+        pairs.map(|(_, whole)| self.build.values[whole.index()].range.bytes).sum()
     }
 
     /// Gathers the queued planes, one collective per group.
-    pub(super) fn gather_planes(&mut self, phase: Phase) -> Result<(), PlanError> {
-        let suffix = if phase == Phase::Backward { ".again" } else { "" };
+    pub(in crate::lower) fn gather_planes(&mut self, phase: Phase) -> Result<(), PlanError> {
+        let suffix = suffix_of(phase);
         for Planes { group: (group, ranks), bucket, pairs } in
-            std::mem::take(&mut self.transient.planes)
+            std::mem::take(&mut self.zero.gathers.planes)
         {
             let gather = Collective::gathers(group, ranks, pairs.len());
             let (slices, whole) = pairs.into_iter().map(|(a, b)| (read(a), write(b))).unzip();
             let name = format!("all_gather.planes.{bucket}{suffix}");
-            self.phase_call(phase, &name, gather.into(), slices, whole)?;
+            self.build.phase_call(phase, &name, gather.into(), slices, whole)?;
         }
         Ok(())
     }
@@ -172,29 +190,29 @@ impl Lowering<'_> {
         bucket: usize,
         (phase, layer): (Phase, Option<u32>),
     ) -> Result<(), PlanError> {
-        let (_, ranks) = self.shared[bucket].group;
-        let suffix = if phase == Phase::Backward { ".again" } else { "" };
-        for (parts, id) in self.transient.parts.remove(&bucket).unwrap_or_default() {
-            let whole = self.plane(id, suffix);
-            let name = format!("join.{}{suffix}", self.graph.tensor(id).name);
+        let (_, ranks) = self.zero.buckets[bucket].group;
+        let suffix = suffix_of(phase);
+        for (parts, id) in self.zero.gathers.parts.remove(&bucket).unwrap_or_default() {
+            let whole = self.build.value_with_suffix(id, suffix);
+            let name = format!("join.{}{suffix}", self.rank.graph.tensor(id).name);
             let op = JoinParts { parts: ranks as usize };
-            self.phase_call(phase, &name, op.into(), vec![read(parts)], vec![write(whole)])?;
-            self.calls.last_mut().into_iter().for_each(|call| call.layer = layer);
+            let (reads, writes) = (vec![read(parts)], vec![write(whole)]);
+            self.build.layer_call((phase, layer), &name, op.into(), reads, writes)?;
         }
         Ok(())
     }
 
     /// Why a bucket with quantized weights is gathered as masters or BF16 copies.
     pub(super) fn why_not_quantized(&self, bucket: usize) -> Option<Rejected> {
-        let Bucket { parameters, group: (_, ranks), .. } = self.shared.get(bucket)?;
+        let Bucket { parameters, group: (_, ranks), .. } = self.zero.buckets.get(bucket)?;
         let is_quantized = |id: &&TensorId| {
-            let mut nodes = self.graph.nodes.iter();
+            let mut nodes = self.rank.graph.nodes.iter();
             nodes.any(|node| matches!(node.op, Op::Quantize(_)) && node.inputs.contains(id))
         };
-        let tensor = self.graph.tensor(*parameters.iter().find(is_quantized)?);
+        let tensor = self.rank.graph.tensor(*parameters.iter().find(is_quantized)?);
         let (name, shape) = (&tensor.name, &tensor.shape);
-        let reason = match self.block_slice_of(&tensor.shape.bind(&self.binding), None) {
-            _ if !self.scatters() => "masters are whole between steps".to_string(),
+        let reason = match self.rank.block_slice_of(&tensor.shape.bind(&self.rank.binding), None) {
+            _ if !self.rank.scatters() => "masters are whole between steps".to_string(),
             None => format!(
                 "slices of `{name}` {shape} on {ranks} ranks are not whole blocks of E4M3: they \
                  are with a multiple of {SLICE_ROWS} rows for each"
@@ -202,26 +220,6 @@ impl Lowering<'_> {
             Some(_) => format!("calls read other copies of `{name}` too"),
         };
         Some(Rejected { kernel: "gather of data and scales".to_string(), reason })
-    }
-
-    /// The value of a plane, made on first use.
-    fn plane(&mut self, id: TensorId, suffix: &'static str) -> ValueId {
-        self.transient.suffix = suffix;
-        let value = self.value(id);
-        self.transient.suffix = "";
-        value
-    }
-
-    /// The tensors read after a gather in `phase`: by calls of the same pass, or by all calls if
-    /// weights are gathered between steps.
-    fn read_in(&self, phase: Phase) -> HashSet<TensorId> {
-        let is_behind = |reader: Phase| match phase {
-            Phase::Forward => reader == Phase::Forward,
-            Phase::Backward => [Phase::Backward, Phase::WeightGradients].contains(&reader),
-            _ => true,
-        };
-        let nodes = self.graph.nodes.iter().filter(|node| is_behind(node.phase));
-        nodes.flat_map(|node| node.inputs.iter().copied()).collect()
     }
 }
 
