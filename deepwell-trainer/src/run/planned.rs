@@ -13,8 +13,8 @@ use crate::{
     with_routers,
 };
 
-/// A run with consistent settings.
-pub(super) struct Prepared {
+/// The model and the plan of a run, with consistent settings.
+pub(super) struct Planned {
     /// With the degrees of parallelism of its ranks.
     pub(super) settings: Settings,
     pub(super) graph: Graph,
@@ -26,7 +26,7 @@ pub(super) struct Prepared {
     pub(super) rows: usize,
 }
 
-impl Prepared {
+impl Planned {
     /// Decides degrees, learning rate and micro-batch of a run, which may resume in a `folder`.
     ///
     /// # Errors
@@ -39,7 +39,7 @@ impl Prepared {
         folder: Option<&RunFolder>,
         goes_on: bool,
         progress: &mut dyn Progress,
-    ) -> Result<Prepared, TrainError> {
+    ) -> Result<Planned, TrainError> {
         let graph = model.capture(Some(settings.seq_len))?;
         let graph = with_routers(&graph, &settings.router)?;
         if let Some(path) = &settings.plan {
@@ -90,6 +90,6 @@ impl Prepared {
         let former = former.and_then(|former| elastic::micro_batch(&settings, former));
         let compile_options = options_of(&settings, former);
         let planned = World::predict(graph.clone(), hardware.clone(), &compile_options)?;
-        Ok(Prepared { settings, graph, compile_options, auto_precision, rows: planned.rows })
+        Ok(Planned { settings, graph, compile_options, auto_precision, rows: planned.rows })
     }
 }
