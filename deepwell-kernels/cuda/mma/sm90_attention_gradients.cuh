@@ -13,39 +13,39 @@
 
 namespace sm90_attention {
 
-// Values of columns 8 eight + 2 (lane % 4) and the next column.
-__device__ __forceinline__ float2 of_columns(const float* values, int eight) {
-    return *reinterpret_cast<const float2*>(values + 8 * eight + threadIdx.x % 4 * 2);
-}
-
-// Turns scores into p; lse (in powers of two) by column, in shared memory.
-template <int kCount>
-__device__ __forceinline__ void weigh_columns(float (&scores)[kCount], const float* lse_log2,
-                                              float scale_log2) {
+// Reads this thread's columns of statistics in shared memory: of each group of eight columns,
+// 2 (lane % 4) and the next. Reads that precede a wait for wgmma are overlapped with the wgmma,
+// which leave little bandwidth of shared memory.
+template <int kEights>
+__device__ __forceinline__ void read_columns(float2 (&values)[kEights], const float* statistics) {
 #pragma unroll
-    for (int eight = 0; eight < kCount / 4; ++eight) {
-        const float2 lse = of_columns(lse_log2, eight);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            float& score = scores[4 * eight + i];
-            score = ex2(fmaf(score, scale_log2, i % 2 == 0 ? -lse.x : -lse.y));
-        }
+    for (int eight = 0; eight < kEights; ++eight) {
+        values[eight] =
+            *reinterpret_cast<const float2*>(statistics + 8 * eight + threadIdx.x % 4 * 2);
     }
 }
 
-// Turns dp into ds; delta by column, in shared memory.
+// Turns scores into p; lse (in powers of two) by column.
+template <int kCount>
+__device__ __forceinline__ void weigh_columns(float (&scores)[kCount],
+                                              const float2 (&lse_log2)[kCount / 4],
+                                              float scale_log2) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        const float2 lse = lse_log2[i / 4];
+        scores[i] = ex2(fmaf(scores[i], scale_log2, i % 2 == 0 ? -lse.x : -lse.y));
+    }
+}
+
+// Turns dp into ds; delta by column.
 template <int kCount>
 __device__ __forceinline__ void differentiate_columns(float (&dp)[kCount],
                                                       const float (&p)[kCount],
-                                                      const float* deltas) {
+                                                      const float2 (&deltas)[kCount / 4]) {
 #pragma unroll
-    for (int eight = 0; eight < kCount / 4; ++eight) {
-        const float2 delta = of_columns(deltas, eight);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int at = 4 * eight + i;
-            dp[at] = p[at] * (dp[at] - (i % 2 == 0 ? delta.x : delta.y));
-        }
+    for (int i = 0; i < kCount; ++i) {
+        const float2 delta = deltas[i / 4];
+        dp[i] = p[i] * (dp[i] - (i % 2 == 0 ? delta.x : delta.y));
     }
 }
 
@@ -68,22 +68,34 @@ __device__ __forceinline__ void differentiate_rows(float (&dp)[kCount], const fl
     }
 }
 
-// Writes `scale` times the accumulators of 64 rows to shared memory at `staged`.
+// Writes `scale` times the accumulators of 64 rows to shared memory at `staged`: of this thread's
+// two rows to the rows `rows`.
 template <typename Rows, int kCount>
 __device__ __forceinline__ void stage_rows(uint8* staged, const float (&sums)[kCount],
-                                           float scale) {
-    const uint32 lane = threadIdx.x % 32;
-    const uint32 row = threadIdx.x % kWarpgroup / 32 * 16 + lane / 4;
+                                           float scale, const uint32 (&rows)[2]) {
 #pragma unroll
     for (int unit = 0; unit < kCount / 4; ++unit) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            *reinterpret_cast<uint32*>(staged + Rows::offset(row + 8 * half, unit) +
-                                       lane % 4 * 4) =
+            *reinterpret_cast<uint32*>(staged + Rows::offset(rows[half], unit) +
+                                       threadIdx.x % 4 * 4) =
                 to_bf16_pair(sums[4 * unit + 2 * half] * scale,
                              sums[4 * unit + 2 * half + 1] * scale);
         }
     }
+}
+
+// This thread's first row of accumulators; the second is eight rows further.
+__device__ __forceinline__ uint32 accumulator_row() {
+    return threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
+}
+
+// The same to the rows of the accumulators.
+template <typename Rows, int kCount>
+__device__ __forceinline__ void stage_rows(uint8* staged, const float (&sums)[kCount],
+                                           float scale) {
+    const uint32 row = accumulator_row();
+    stage_rows<Rows>(staged, sums, scale, {row, row + 8});
 }
 
 template <int kCount>

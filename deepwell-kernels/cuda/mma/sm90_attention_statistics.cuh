@@ -10,19 +10,23 @@ namespace sm90_attention {
 
 constexpr int kStatisticsThreads = 256;
 
-// Processes 128 rows of a head with `kLanes` lanes per row; the first `units` lanes hold 16 bytes
-// each.
-template <int kLanes>
+// Processes `kRows` rows of a head with `kLanes` lanes per row; the first `units` lanes hold 16
+// bytes each. The grid has a CTA for each `kRows` of the padded rows of all heads.
+template <int kLanes, int kRows>
 __device__ __forceinline__ void make_statistics(const bf16* dout, const bf16* out,
                                                 const float* lse, const Statistics& statistics,
                                                 uint32 seq, uint32 heads, uint32 head_dim) {
     constexpr int kRowsAtOnce = kStatisticsThreads / kLanes;
-    constexpr int kPasses = kStatisticsRows / kRowsAtOnce;
+    constexpr int kPasses = kRows / kRowsAtOnce;
+    static_assert(kStatisticsRows % kRows == 0 && kRows % kRowsAtOnce == 0, "whole passes");
     const uint32 tiles = (seq + kStatisticsRows - 1) / kStatisticsRows;
-    const uint32 batch_head = blockIdx.x / tiles;
-    const uint32 first_query = (blockIdx.x - batch_head * tiles) * kStatisticsRows;
-    const uint32 batch = batch_head / heads;
-    const uint32 head = batch_head - batch * heads;
+    const uint32 parts = tiles * (kStatisticsRows / kRows);
+    // Neighbouring CTAs have neighbouring heads, whose rows are contiguous in memory.
+    const uint32 batch_part = blockIdx.x / heads;
+    const uint32 head = blockIdx.x - batch_part * heads;
+    const uint32 batch = batch_part / parts;
+    const uint32 first_query = (batch_part - batch * parts) * kRows;
+    const uint32 batch_head = batch * heads + head;
     const uint32 unit = threadIdx.x % kLanes;
     const uint32 units = head_dim / 8;
     uint4 out_words[kPasses];

@@ -10,6 +10,7 @@ pub mod oracle_part;
 mod sm90_attention;
 mod sm90_attention_backward;
 mod sm90_attention_backward_ordered;
+mod sm90_attention_backward_stored;
 
 use super::OpKernels;
 use crate::runtime::cpu::CpuKernel;
@@ -55,5 +56,6 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         sm90_attention::SPECS,
         sm90_attention_backward::SPECS,
         sm90_attention_backward_ordered::SPECS,
+        sm90_attention_backward_stored::SPECS,
     ],
 };

@@ -34,12 +34,12 @@
 // architectures: sm_90a
 #include "common/seen_keys.cuh"
 #include "common/types.cuh"
+#include "epilogue/sm90_attention_key_gradients.cuh"
 #include "layout/wgmma_rows.cuh"
 #include "mma/sm90_attention_backward_frame.cuh"
 #include "mma/sm90_attention_gradients.cuh"
 #include "mma/sm90_attention_statistics.cuh"
 #include "mma/sm90_attention_tile.cuh"
-#include "ptx/bulk_copy.cuh"
 #include "ptx/elect.cuh"
 #include "ptx/register_count.cuh"
 #include "ptx/tensor_copy_4d.cuh"
@@ -48,233 +48,6 @@
 using namespace sm90_attention;
 
 extern __shared__ __align__(1024) uint8 memory[];
-
-// ---- keys: dk and dv ----
-
-template <bool kTakesMore, int kHeadElements, int kBlockQueries, int kSlotCount, int kStageCount>
-struct KeyShape {
-    static constexpr bool kExtended = kTakesMore;
-    static constexpr int kHeadDim = kHeadElements;
-    static constexpr int kBlock = kBlockQueries;  // queries of a stage
-    using Own = WgmmaRows<kTileRows, kHeadDim>;
-    using Streamed = WgmmaRows<kBlock, kHeadDim>;
-    using Shared = Layout<Own, Streamed, kSlotCount, kStageCount, kBlock>;
-};
-
-struct KeyPlace {
-    uint32 batch;
-    uint32 kv_head;
-    int32 first_key;
-    int32 first_block;  // of the queries that see some of the keys
-    int32 blocks;       // end of the blocks (exclusive)
-};
-
-template <typename S>
-__device__ __forceinline__ KeyPlace key_place(uint32 number, const Sizes& sizes,
-                                              const SeenKeys& seen_keys) {
-    const HeadTileIndex index =
-        head_tile_at(number, sizes.tiles(), sizes.batch * sizes.kv_heads, sizes.section_heads);
-    const uint32 batch = index.head / sizes.kv_heads;
-    // The most queries see the first keys, so these come first.
-    const int32 first_key = index.tile * kTileRows;
-    int32 queries = sizes.seq;
-    if constexpr (S::kExtended) {
-        const uint32 first_token = batch * sizes.seq;
-        queries =
-            min(queries, seen_keys.last_seeing(first_token, first_key + kTileRows - 1) + 1);
-    }
-    return KeyPlace{batch, index.head - batch * sizes.kv_heads, first_key,
-                    sizes.causal != 0 ? first_key / S::kBlock : 0,
-                    (queries + S::kBlock - 1) / S::kBlock};
-}
-
-template <typename S>
-__device__ __forceinline__ void produce_for_keys(const typename S::Shared& shared,
-                                                 const Maps& maps, const Statistics& statistics,
-                                                 const Sizes& sizes, const SeenKeys& seen_keys) {
-    using Shared = typename S::Shared;
-    using Own = typename S::Own;
-    using Streamed = typename S::Streamed;
-    const uint32 all = sizes.tiles() * sizes.batch * sizes.kv_heads;
-    const uint32 group = sizes.heads / sizes.kv_heads;
-    const uint32 padded_seq = sizes.padded_seq();
-    Stage<Shared::kSlots> slot;
-    Stage<Shared::kStages> stage;
-    uint32 number = blockIdx.x;
-    for (;;) {
-        mbarrier_wait(shared.own_empty + slot.index, slot.phase ^ 1);
-        shared.tiles[slot.index] = number;
-        uint64* own_full = shared.own_full + slot.index;
-        if (number >= all) {
-            mbarrier_arrive(own_full);
-            break;
-        }
-        const KeyPlace place = key_place<S>(number, sizes, seen_keys);
-        copy_tile(shared, slot.index, maps.k, maps.v, place.first_key, place.kv_head, place.batch);
-        slot.advance();
-        for (uint32 i = 0; i < group; ++i) {
-            const uint32 head = place.kv_head * group + i;
-            const uint64 rows = static_cast<uint64>(place.batch * sizes.heads + head) * padded_seq;
-            for (int32 block = place.first_block; block < place.blocks; ++block) {
-                const int32 query = block * S::kBlock;
-                mbarrier_wait(shared.empty[0] + stage.index, stage.phase ^ 1);
-                uint64* full = shared.full[0] + stage.index;
-                mbarrier_expect(full, Streamed::kBytes + S::kBlock * 4);
-                copy_rows<Streamed>(shared.streamed[0] + stage.index * Streamed::kBytes, maps.q,
-                                    query, head, place.batch, full);
-                bulk_copy(shared.lse_log2 + stage.index * S::kBlock,
-                          statistics.lse_log2 + rows + query, S::kBlock * 4, full);
-                full = shared.full[1] + stage.index;
-                mbarrier_expect(full, Streamed::kBytes + S::kBlock * 4);
-                copy_rows<Streamed>(shared.streamed[1] + stage.index * Streamed::kBytes, maps.dout,
-                                    query, head, place.batch, full);
-                bulk_copy(shared.delta + stage.index * S::kBlock, statistics.delta + rows + query,
-                          S::kBlock * 4, full);
-                stage.advance();
-            }
-        }
-        // Not prefetched, so that the first free CTA takes the next tile. Consumers still have full
-        // stages.
-        number = gridDim.x + atomicAdd(sizes.counters, 1u);
-    }
-    end_counting(sizes.counters);
-}
-
-template <typename S>
-__device__ __forceinline__ void sum_over_queries(const typename S::Shared& shared,
-                                                 const Maps& maps, const Sizes& sizes,
-                                                 const SeenKeys& seen_keys, uint32 consumer) {
-    using Shared = typename S::Shared;
-    using Own = typename S::Own;
-    using Streamed = typename S::Streamed;
-    constexpr int kSteps = S::kBlock / 16;
-    const uint32 all = sizes.tiles() * sizes.batch * sizes.kv_heads;
-    const uint32 group = sizes.heads / sizes.kv_heads;
-    const float scale_log2 = sizes.scale_log2;
-    const uint32 wave_offset = consumer * kWaveM * kChunkRowBytes;
-    const int32 lane_row = threadIdx.x % kWarpgroup / 32 * 16 + threadIdx.x % 32 / 4;
-    const bool is_first_thread = threadIdx.x % kWarpgroup == 0;
-    Stage<Shared::kSlots> slot;
-    Stage<Shared::kStages> stage;
-    Leaving leaving;
-
-    for (;;) {
-        mbarrier_wait(shared.own_full + slot.index, slot.phase);
-        const uint32 number = shared.tiles[slot.index];
-        if (number >= all) {
-            break;
-        }
-        const KeyPlace place = key_place<S>(number, sizes, seen_keys);
-        const int32 wave_key = place.first_key + consumer * kWaveM;
-        const uint32 keys_at =
-            Shared::address(shared.own[0], slot.index, Own::kBytes) + wave_offset;
-        const uint32 values_at =
-            Shared::address(shared.own[1], slot.index, Own::kBytes) + wave_offset;
-        const WgmmaMatrix keys = Own::rows(keys_at);
-        const WgmmaMatrix values = Own::rows(values_at);
-
-        float dk[S::kHeadDim / 2];
-        float dv[S::kHeadDim / 2];
-        set_zero(dk);
-        set_zero(dv);
-        // The stage read by the last sums in flight, if any.
-        uint64* read = nullptr;
-#pragma unroll 1
-        for (uint32 i = 0; i < group; ++i) {
-#pragma unroll 1
-            for (int32 block = place.first_block; block < place.blocks; ++block) {
-                const int32 first_query = block * S::kBlock;
-                uint64* empty = shared.empty[0] + stage.index;
-                const bool is_causal = sizes.causal != 0;
-                mbarrier_wait(shared.full[0] + stage.index, stage.phase);
-                if (is_causal && first_query + S::kBlock <= wave_key) {
-                    // No query of the block sees these keys. The copies must end before the stage
-                    // is released.
-                    mbarrier_wait(shared.full[1] + stage.index, stage.phase);
-                    release(empty);
-                    stage.advance();
-                    continue;
-                }
-                const uint32 queries_at =
-                    Shared::address(shared.streamed[0], stage.index, Streamed::kBytes);
-                const uint32 dout_at =
-                    Shared::address(shared.streamed[1], stage.index, Streamed::kBytes);
-                float p[S::kBlock / 2];
-                float ds[S::kBlock / 2];
-                uint32 p_words[kSteps][4];
-                uint32 ds_words[kSteps][4];
-
-                wgmma_fence();
-                start_products<Own, Streamed>(p, keys, Streamed::rows(queries_at));
-                // Waits for all sums of the previous block.
-                wgmma_wait_for<1>(dk);
-                if (read != nullptr) {
-                    release(read);
-                }
-                read = empty;
-                mbarrier_wait(shared.full[1] + stage.index, stage.phase);
-                wgmma_fence();
-                start_products<Own, Streamed>(ds, values, Streamed::rows(dout_at));
-                if (is_first_thread) {
-                    leaving.finish();
-                }
-                wgmma_wait_for<1>(p);
-                if (is_causal && first_query < wave_key + kWaveM - 1) {
-                    const int32 hidden = wave_key + lane_row - first_query;
-                    mask_first(p, {hidden, hidden + 8});
-                }
-                if constexpr (S::kExtended) {
-                    const uint32 first_token = place.batch * sizes.seq;
-                    if (first_query + S::kBlock - 1 >
-                        seen_keys.last_seeing(first_token, wave_key)) {
-                        const int32 key = wave_key + lane_row;
-                        const int32 before = 1 - first_query;
-                        mask(p, {seen_keys.last_seeing(first_token, key) + before,
-                                 seen_keys.last_seeing(first_token, key + 8) + before});
-                    }
-                }
-                weigh_columns(p, shared.lse_log2 + stage.index * S::kBlock, scale_log2);
-                to_left(p_words, p);
-                wgmma_fence();
-                start_weighted_sums<Streamed>(dv, p_words, Streamed::columns(dout_at));
-                wgmma_wait_for<1>(ds);
-                differentiate_columns(ds, p, shared.delta + stage.index * S::kBlock);
-                to_left(ds_words, ds);
-                wgmma_fence();
-                start_weighted_sums<Streamed>(dk, ds_words, Streamed::columns(queries_at));
-                stage.advance();
-            }
-        }
-        wgmma_wait_for<0>(dk);
-        wgmma_wait_for<0>(dv);
-        if (read != nullptr) {
-            release(read);
-        }
-        if (is_first_thread) {
-            leaving.finish();
-        }
-        // No other consumer reads these rows of keys and values.
-        uint8* staged_dk = shared.own[0] + slot.index * Own::kBytes + wave_offset;
-        uint8* staged_dv = shared.own[1] + slot.index * Own::kBytes + wave_offset;
-        synchronize_warpgroup<kConsumers>(consumer);
-        stage_rows<Own>(staged_dv, dv, 1.0f);
-        stage_rows<Own>(staged_dk, dk, sizes.scale);
-        fence_before_copies();
-        synchronize_warpgroup<kConsumers>(consumer);
-        if (is_first_thread) {
-            store_rows<Own>(maps.first, staged_dk, wave_key, place.kv_head, place.batch);
-            store_rows<Own>(maps.second, staged_dv, wave_key, place.kv_head, place.batch);
-            leaving.set(shared.own_empty + slot.index);
-            if constexpr (Shared::kSlots == 1) {
-                leaving.finish();
-            }
-        }
-        slot.advance();
-    }
-    if (is_first_thread) {
-        leaving.finish();
-    }
-}
 
 // ---- queries: dq ----
 
@@ -478,23 +251,6 @@ __device__ __forceinline__ void sum_over_keys(const typename S::Shared& shared, 
 // ---- kernels ----
 
 template <typename S>
-__device__ __forceinline__ void make_key_gradients(const Maps& maps, const Statistics& statistics,
-                                                   const Sizes& sizes,
-                                                   const SeenKeys& seen_keys) {
-    const typename S::Shared shared(memory);
-    const uint32 warp = begin_warp(shared);
-    if (warp < kWarpgroup / 32) {
-        keep_registers<kProducerRegisters>();
-        if (warp == 0 && elect_one()) {
-            produce_for_keys<S>(shared, maps, statistics, sizes, seen_keys);
-        }
-    } else {
-        take_registers<kConsumerRegisters>();
-        sum_over_queries<S>(shared, maps, sizes, seen_keys, warp / (kWarpgroup / 32) - 1);
-    }
-}
-
-template <typename S>
 __device__ __forceinline__ void make_query_gradients(const Maps& maps,
                                                      const Statistics& statistics,
                                                      const Sizes& sizes,
@@ -515,13 +271,13 @@ __device__ __forceinline__ void make_query_gradients(const Maps& maps,
 
 // Tensors as at the top of this file, with `head_dim` elements per head; maps have boxes of 64
 // elements of a head and of the rows of a tile or a stage (results: 64).
-#define ROWS(name, lanes)                                                                        \
+#define ROWS(name, lanes, rows)                                                                  \
     extern "C" __global__ void __launch_bounds__(kStatisticsThreads)                             \
         sm90_attention_backward_rows_##name(const bf16* dout, const bf16* out, const float* lse, \
                                             float* lse_log2, float* delta, uint32 seq,           \
                                             uint32 heads, uint32 head_dim) {                     \
-        make_statistics<lanes>(dout, out, lse, Statistics{lse_log2, delta}, seq, heads,          \
-                               head_dim);                                                        \
+        make_statistics<lanes, rows>(dout, out, lse, Statistics{lse_log2, delta}, seq, heads,    \
+                                     head_dim);                                                  \
     }
 
 #define KEYS_KERNEL(name, ends, is_extended, ...)                                                \
@@ -533,10 +289,11 @@ __device__ __forceinline__ void make_query_gradients(const Maps& maps,
             float* lse_log2, float* delta, uint32* counters, uint32 seq, uint32 heads,           \
             uint32 kv_heads, uint32 batch, uint32 section_heads, uint32 causal, float scale,     \
             float scale_log2, uint32 window, const int32* documents) {                           \
-        make_key_gradients<KeyShape<is_extended, __VA_ARGS__>>(                                  \
-            Maps{dout, q, k, v, dk, dv}, Statistics{lse_log2, delta},                            \
+        make_key_gradients<KeyShape<is_extended, false, __VA_ARGS__>>(                           \
+            memory, Maps{dout, q, k, v, dk, dv}, Statistics{lse_log2, delta},                    \
             Sizes{counters, static_cast<int32>(seq), heads, kv_heads, batch, section_heads,      \
                   causal, scale, scale_log2},                                                    \
+            KeyHeads{0, batch * kv_heads, {nullptr}},                                            \
             SeenKeys{documents, static_cast<int32>(seq), static_cast<int32>(window)});           \
     }
 
@@ -564,9 +321,10 @@ __device__ __forceinline__ void make_query_gradients(const Maps& maps,
     QUERIES_KERNEL(name, , false, __VA_ARGS__)                                                   \
     QUERIES_KERNEL(name, _extended, true, __VA_ARGS__)
 
+// Lanes per row; rows of a CTA, few, so that the loads of a CTA overlap the sums of others.
+ROWS(d64, 8, 64)
+ROWS(d128, 16, 32)
 // Elements of a head; queries or keys of a stage; number of tiles and of stages.
-ROWS(d64, 8)
-ROWS(d128, 16)
 KEYS(d64_64, 64, 64, 2, 4)
 KEYS(d96_64, 96, 64, 2, 3)
 KEYS(d128_64, 128, 64, 2, 3)

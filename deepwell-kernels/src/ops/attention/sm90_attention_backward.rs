@@ -10,7 +10,7 @@ use super::sm90_attention::head_boxes;
 use crate::KernelError;
 use crate::runtime::cuda::architecture::Architecture;
 use crate::runtime::cuda::device_tensor::DeviceTensor;
-use crate::runtime::cuda::driver::{Argument, TensorMapSpec};
+use crate::runtime::cuda::driver::{Argument, DevicePtr, TensorMapSpec};
 use crate::runtime::cuda::launch::support::all_bf16;
 use crate::runtime::cuda::prepare::{CallView, Device, Step};
 use crate::runtime::cuda::spec::{CudaKernelSpec, TileSelection};
@@ -25,7 +25,7 @@ pub(super) const TILE_ROWS: usize = 128;
 /// Rows of a consumer, and of a box of results.
 pub(super) const WAVE_ROWS: usize = 64;
 /// FP32 statistics per row: lse and delta.
-const STATISTICS: usize = 2;
+pub(super) const STATISTICS: usize = 2;
 /// Elements of a box of a head: the width of the swizzle.
 pub(super) const BOX_ELEMENTS: usize = 64;
 /// Shared memory for barriers and alignment.
@@ -131,7 +131,7 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
 }
 
 /// Rows of statistics, padded per sequence and head.
-fn statistics_rows(lse: &[usize]) -> usize {
+pub(super) fn statistics_rows(lse: &[usize]) -> usize {
     let [batch, heads, seq] = [0, 1, 2].map(|axis| lse[axis]);
     batch * heads * seq.next_multiple_of(TILE_ROWS)
 }
@@ -143,16 +143,35 @@ fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
 
 /// Least number of heads of a section, for `tiles` tiles per head: with fewer heads, the longest
 /// tiles of the last section would delay the end of the kernel.
-pub(crate) fn least_section(tiles: usize, sms: usize, heads: usize) -> usize {
+pub(super) fn least_section(tiles: usize, sms: usize, heads: usize) -> usize {
     const TILES_PER_SM: usize = 4;
     (TILES_PER_SM * sms).div_ceil(tiles).min(heads)
+}
+
+/// The launch that computes lse in powers of two and delta of each row.
+pub(super) fn launch_rows(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    sizes: &Sizes,
+    [lse_log2, delta]: [DevicePtr; 2],
+) -> Result<Step, KernelError> {
+    let [dout, out, lse] = [0, 4, 5].map(|index| call.input(index));
+    let (lanes, rows_of_cta) = if sizes.head_dim <= 64 { ("d64", 64) } else { ("d128", 32) };
+    let name = format!("sm90_attention_backward_rows_{lanes}");
+    let function = device.function("sm90_attention_backward", &name, 0)?;
+    let mut arguments = [&dout, &out, &lse].map(DeviceTensor::argument).to_vec();
+    arguments.extend([lse_log2, delta].map(Argument::Pointer));
+    let sizes_of_rows = [sizes.seq, sizes.heads, sizes.head_dim];
+    arguments.extend(sizes_of_rows.map(|size| Argument::U32(size as u32)));
+    let ctas = (statistics_rows(&lse.shape) / rows_of_cta) as u32;
+    Ok(Device::launch(function, ctas, STATISTICS_THREADS, 0, arguments))
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let Op::AttentionBackward(op) = &call.call.op else {
         return Err(call.refuse("expected `attention_backward`"));
     };
-    let [dout, q, k, v, out, lse] = [0, 1, 2, 3, 4, 5].map(|index| call.input(index));
+    let [dout, q, k, v, lse] = [0, 1, 2, 3, 5].map(|index| call.input(index));
     let [dq, dk, dv] = [0, 1, 2].map(|index| call.output(index));
     let sizes = Sizes::new(&op.heads, &lse.shape);
     if lse.elements() == 0 {
@@ -173,18 +192,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let delta = lse_log2.offset(statistics_rows(&lse.shape) * size_of::<f32>());
     let statistics = [lse_log2, delta].map(Argument::Pointer);
 
-    let lanes = if sizes.head_dim <= 64 { "d64" } else { "d128" };
-    let name = format!("sm90_attention_backward_rows_{lanes}");
-    let function = device.function("sm90_attention_backward", &name, 0)?;
-    let mut arguments = [&dout, &out, &lse].map(DeviceTensor::argument).to_vec();
-    arguments.extend(statistics);
-    arguments.extend([sizes.seq, heads, sizes.head_dim].map(|size| Argument::U32(size as u32)));
     let tiles = sizes.seq.div_ceil(TILE_ROWS);
     let (key_heads, group) = (sizes.key_heads(), heads / kv_heads);
     let l2_bytes = device.driver.properties().l2_bytes;
     let sms = device.sm_count() as usize;
-    let ctas = (tiles * sizes.batch_heads) as u32;
-    let rows = Device::launch(function, ctas, STATISTICS_THREADS, 0, arguments);
+    let rows = launch_rows(call, device, &sizes, [lse_log2, delta])?;
 
     let is_extended = op.heads.extension().is_some();
     let ends = if is_extended { "_extended" } else { "" };

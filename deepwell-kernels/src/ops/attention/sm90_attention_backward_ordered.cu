@@ -47,8 +47,6 @@ struct Shape {
     static constexpr int kHeadDim = kHeadElements;
     static constexpr int kBlock = kBlockQueries;  // queries of a stage
     static_assert(kHeadDim * kBlock == kSumsOfBlock, "a part of dq for each consumer");
-    // Starts the GEMM of dv before ds is computed, if registers can hold p also as BF16.
-    static constexpr bool kEarly = kBlock <= 64;
     using Own = WgmmaRows<kTileRows, kHeadDim>;
     using Streamed = WgmmaRows<kBlock, kHeadDim>;
     using Shared = OrderedLayout<Layout<Own, Streamed, kSlotCount, kStageCount, kBlock>, kBlock>;
@@ -202,20 +200,16 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
                 mask_first(p, {key < sizes.seq ? hidden : S::kBlock,
                                key + 8 < sizes.seq ? hidden + 8 : S::kBlock});
             }
-            weigh_columns(p, shared.lse_log2 + stage * S::kBlock, scale_log2);
-            if constexpr (S::kEarly) {
-                to_left(p_words, p);
-                wgmma_fence();
-                start_weighted_sums<Streamed>(dv, p_words, Streamed::columns(dout_at));
-                wgmma_wait_for<1>(ds);
-                differentiate_columns(ds, p, shared.delta + stage * S::kBlock);
-            } else {
-                wgmma_wait_for<0>(ds);
-                differentiate_columns(ds, p, shared.delta + stage * S::kBlock);
-                to_left(p_words, p);
-                wgmma_fence();
-                start_weighted_sums<Streamed>(dv, p_words, Streamed::columns(dout_at));
-            }
+            float2 lse[S::kBlock / 8];
+            read_columns(lse, shared.lse_log2 + stage * S::kBlock);
+            weigh_columns(p, lse, scale_log2);
+            float2 delta[S::kBlock / 8];
+            read_columns(delta, shared.delta + stage * S::kBlock);
+            wgmma_wait_for<0>(ds);
+            differentiate_columns(ds, p, delta);
+            to_left(p_words, p);
+            wgmma_fence();
+            start_weighted_sums<Streamed>(dv, p_words, Streamed::columns(dout_at));
             to_left(ds_words, ds);
             const uint32 index = blocks % Shared::kScoreStages;
             mbarrier_wait(shared.scores_empty + index, (blocks / Shared::kScoreStages & 1) ^ 1);
@@ -358,8 +352,8 @@ __device__ __forceinline__ void round_sums(const float* sums, bf16* dq, uint32 s
         sm90_attention_backward_ordered_rows_##name(                                             \
             const bf16* dout, const bf16* out, const float* lse, float* lse_log2, float* delta,  \
             uint32* counts, uint32 seq, uint32 heads, uint32 head_dim) {                         \
-        make_statistics<lanes>(dout, out, lse, Statistics{lse_log2, delta}, seq, heads,          \
-                               head_dim);                                                        \
+        make_statistics<lanes, kStatisticsRows>(dout, out, lse, Statistics{lse_log2, delta},     \
+                                                seq, heads, head_dim);                           \
         set_counts<block>(counts, seq);                                                          \
     }
 
@@ -390,8 +384,5 @@ __device__ __forceinline__ void round_sums(const float* sums, bf16* dq, uint32 s
 
 // Elements of a head; queries of a stage; number of tiles and of stages.
 ROWS(d64, 8, 128)
-ROWS(d128, 16, 64)
 KEYS(d64, 64, 128, 2, 2)
-KEYS(d128, 128, 64, 2, 2)
 ROUND(d64, 128)
-ROUND(d128, 64)

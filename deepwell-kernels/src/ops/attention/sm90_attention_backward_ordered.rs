@@ -20,6 +20,9 @@ use crate::runtime::predict::Rates;
 
 /// Threads of a CTA of the last launch.
 const ROUND_THREADS: u32 = 256;
+/// Widest heads. With heads of 128, storing score gradients is faster
+/// (benchmarks/sm90_attention_backward_2026-11-29.md).
+const WIDTH: usize = 64;
 /// FP32 sums of a block of queries: rows times elements of a head.
 const SUMS_OF_BLOCK: usize = 8192;
 /// Number of tiles and of stages in shared memory, and stages of ds.
@@ -46,12 +49,19 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     reject_extension(&op.heads)
         .or_else(|| all_bf16(request, &[0, 1, 2, 3, 4, 6, 7, 8]))
         .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
+        .or_else(|| reject_width(op.heads.head_dim))
+}
+
+/// Reason for refusing wide heads.
+fn reject_width(head_dim: usize) -> Option<String> {
+    shape(head_dim)
+        .is_none()
+        .then(|| format!("takes heads of at most {WIDTH} elements, not of {head_dim}"))
 }
 
 /// Width of the kernel for a head, and its queries per block.
 fn shape(head_dim: usize) -> Option<(usize, usize)> {
-    let width = [64, 128].into_iter().find(|&width| head_dim <= width)?;
-    Some((width, SUMS_OF_BLOCK / width))
+    (head_dim <= WIDTH).then_some((WIDTH, SUMS_OF_BLOCK / WIDTH))
 }
 
 /// Dynamic shared memory: tiles of keys and values, stages of queries, dout and statistics, ds.
@@ -63,21 +73,22 @@ fn shared_bytes((width, block): (usize, usize)) -> u32 {
         as u32
 }
 
-/// Share of the peak on an H200, below that of `sm90_attention_backward`: waiting for turns and
-/// adding FP32 sums in L2 cost as much time as the two saved GEMMs.
+/// Share of the peak on an H200 with grouped query heads, below that of
+/// `sm90_attention_backward`: waiting for turns and adding FP32 sums in L2 cost as much time as the
+/// two saved GEMMs.
 const SHARE: f64 = 0.30;
-/// Share for long sequences of narrow heads with one key head per query head, where this kernel is
-/// the faster (771 us against 968 us for 4 x 16 x 4096 x 64).
-const SHARE_OF_LONG_NARROW: f64 = 0.45;
+/// Share for long sequences with one key head per query head, where this kernel is the faster
+/// (benchmarks/sm90_attention_backward_2026-11-29.md).
+const SHARE_OF_LONG: f64 = 0.40;
 /// Shortest sequence with this measured share.
-const LONG: usize = 4096;
+const LONG: usize = 2048;
 
 fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     let Op::AttentionBackward(op) = request.op else { unreachable!("`reject` refuses others") };
     let heads = &op.heads;
     let seq = request.operands[5].shape[2];
-    let is_long_narrow = heads.head_dim <= 64 && seq >= LONG && heads.heads == heads.kv_heads;
-    let share = if is_long_narrow { SHARE_OF_LONG_NARROW } else { SHARE };
+    let is_long = seq >= LONG && heads.heads == heads.kv_heads;
+    let share = if is_long { SHARE_OF_LONG } else { SHARE };
     Rates::of(target).roofline_s(request, share)
 }
 
@@ -213,9 +224,7 @@ mod tests {
     #[test]
     fn tiles_fit_and_names_are_those_of_the_source() {
         let source = include_str!("sm90_attention_backward_ordered.cu");
-        for (head_dim, expected, bytes) in
-            [(8, (64, 128), 199_936), (64, (64, 128), 199_936), (72, (128, 64), 231_680)]
-        {
+        for (head_dim, expected, bytes) in [(8, (64, 128), 199_936), (64, (64, 128), 199_936)] {
             let shape = shape(head_dim).unwrap();
             assert_eq!((shape, shared_bytes(shape)), (expected, bytes), "{head_dim}");
             assert!(shared_bytes(shape) <= 227 << 10);
@@ -223,7 +232,7 @@ mod tests {
             let line = format!("KEYS(d{width}, {width}, {block}, {SLOTS}, {STAGES})");
             assert!(source.contains(&line), "{line}");
         }
-        assert_eq!(shape(136), None);
+        assert_eq!(shape(72), None);
     }
 
     #[test]
@@ -253,9 +262,9 @@ mod tests {
             ("cuda_sm90_attention_backward", "cuda_sm90_attention_backward_ordered");
         for ([heads, kv_heads, head_dim], seq, expected) in [
             ([16, 16, 64], 4096, ordered),
-            ([16, 16, 64], 2048, split),
+            ([16, 16, 64], 2048, ordered),
+            ([16, 16, 64], 1024, split),
             ([32, 4, 64], 4096, split),
-            ([16, 16, 128], 16384, split),
         ] {
             let causal = true;
             let of_heads = AttentionHeads {

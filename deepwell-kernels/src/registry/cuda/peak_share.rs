@@ -32,6 +32,7 @@ const HOPPER: &[(&str, f64)] = &[
     ("cuda_sm90_attention", 0.67),
     ("cuda_sm90_attention_backward", 0.46),
     ("cuda_sm90_attention_backward_ordered", 0.46),
+    ("cuda_sm90_attention_backward_stored", 0.56),
     ("cuda_attention", 0.39),
     ("cuda_attention_part", 0.39),
     ("cuda_attention_backward", 0.26),

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 
 /// Source files of the kernels with alternatives; library kernels have none.
-const SOURCES: [(&str, &str); 23] = [
+const SOURCES: [(&str, &str); 24] = [
     ("cuda_attention", "attention"),
     ("cuda_attention_backward", "attention_backward"),
     ("cuda_sm90_attention", "sm90_attention"),
     ("cuda_sm90_attention_backward", "sm90_attention_backward"),
     ("cuda_sm90_attention_backward_ordered", "sm90_attention_backward_ordered"),
+    ("cuda_sm90_attention_backward_stored", "sm90_attention_backward_stored"),
     ("cuda_bf16_gemm", "bf16_gemm"),
     ("cuda_sm90_bf16_gemm", "sm90_bf16_gemm"),
     ("cuda_sm100_bf16_gemm", "sm100_bf16_gemm"),

@@ -1,0 +1,134 @@
+//! `sm90_attention_backward_stored.cu`.
+
+use deepwell_ir::DType;
+use deepwell_ir::ops::AttentionBackward;
+use deepwell_kernels::cuda::Architecture;
+use deepwell_trials::skip;
+
+use crate::attention::{Case, Data, EMULATED_WORK, cases};
+use crate::attention_backward::check_backward_with;
+use crate::harness::{Gpu, HostTensor, RunOptions};
+
+const KERNEL: &str = "cuda_sm90_attention_backward_stored";
+
+fn check(gpu: &mut Gpu, case: &Case) {
+    let options = RunOptions { kernel: Some(KERNEL), ..RunOptions::default() };
+    check_backward_with(gpu, case, options);
+}
+
+/// The same with a workspace for the score gradients of `key_heads` key heads: each pair of
+/// launches is for so many heads.
+fn check_by_turns(gpu: &mut Gpu, case: &Case, key_heads: usize) {
+    const TILE_ROWS: usize = 128;
+    let shape = &case.shape;
+    let tiles = shape.seq.div_ceil(TILE_ROWS);
+    let statistics = shape.batch * shape.heads * tiles * TILE_ROWS * 2 * size_of::<f32>();
+    let stored = if shape.causal { tiles * (tiles + 1) / 2 } else { tiles * tiles };
+    let head_bytes = stored * TILE_ROWS * TILE_ROWS * 2 * (shape.heads / shape.kv_heads);
+    let workspace_bytes = Some(statistics + key_heads * head_bytes);
+    let options = RunOptions { kernel: Some(KERNEL), workspace_bytes, ..RunOptions::default() };
+    check_backward_with(gpu, case, options);
+}
+
+/// The GPU, if it has wgmma; other tests are skipped.
+fn open() -> Gpu {
+    let gpu = Gpu::open();
+    if gpu.target().arch != Architecture::Sm90a.target_name() {
+        skip("of sm_90");
+    }
+    gpu
+}
+
+trial!(stored_gradients_of_any_size);
+fn stored_gradients_of_any_size() {
+    let mut gpu = open();
+    for case in cases().into_iter().filter(|case| case.shape.head_dim > 64) {
+        // Where one row is NaN, which gradients are depends on how keys are cut into tiles.
+        if !matches!(case.data, Data::Nan) && gpu.runs(case.work(), EMULATED_WORK / 2) {
+            check(&mut gpu, &case);
+        }
+    }
+}
+
+/// What no emulator runs: every SM has several tiles, of which it takes one when it is done with
+/// another, and stages are used many times.
+fn many_tiles() -> Vec<Case> {
+    [
+        ([6, 270, 16, 16, 128], true),
+        ([4, 257, 24, 24, 96], false),
+        ([8, 300, 24, 12, 72], true),
+        ([1, 1031, 2, 1, 128], true),
+        ([1, 2100, 2, 2, 128], false),
+    ]
+    .map(|(sizes, causal)| Case::new(sizes, causal, Data::Uniform(2.0)))
+    .into()
+}
+
+trial!(stored_gradients_of_many_tiles);
+fn stored_gradients_of_many_tiles() {
+    let mut gpu = open();
+    for case in many_tiles() {
+        if gpu.runs(case.work(), EMULATED_WORK) {
+            check(&mut gpu, &case);
+        }
+    }
+}
+
+trial!(stored_gradients_by_turns_of_heads);
+fn stored_gradients_by_turns_of_heads() {
+    let mut gpu = open();
+    for (sizes, causal, key_heads) in [
+        ([2, 200, 3, 3, 128], true, 1),
+        ([2, 200, 3, 3, 128], false, 4),
+        ([1, 257, 4, 2, 96], true, 1),
+    ] {
+        let case = Case::new(sizes, causal, Data::Uniform(1.0));
+        if gpu.runs(case.work(), EMULATED_WORK) {
+            check_by_turns(&mut gpu, &case, key_heads);
+        }
+    }
+}
+
+trial!(stored_gradients_are_the_same_each_time);
+/// To the bit: each gradient is summed by one CTA.
+fn stored_gradients_are_the_same_each_time() {
+    let mut gpu = open();
+    for case in many_tiles() {
+        if !gpu.runs(case.work(), EMULATED_WORK) {
+            continue;
+        }
+        let [q, k, v, dout] = case.inputs();
+        // Any output does.
+        let out = dout.clone();
+        let lse = HostTensor::f32(&case.lse_shape(), &vec![4.0; case.lse_shape().iter().product()]);
+        let inputs = [dout, q, k, v, out, lse];
+        let mut run = || {
+            let outputs = [case.query_shape(), case.key_shape(), case.key_shape()]
+                .map(|shape| HostTensor::output(DType::Bf16, &shape));
+            let options =
+                RunOptions { kernel: Some(KERNEL), seq: case.shape.seq, ..RunOptions::default() };
+            gpu.run_with(AttentionBackward { heads: case.heads() }, &inputs, &outputs, options)
+        };
+        let first: Vec<_> = run().iter().map(HostTensor::to_f64).collect();
+        for _ in 0..8 {
+            let again: Vec<_> = run().iter().map(HostTensor::to_f64).collect();
+            assert!(first == again, "{}: differs from the first time", case.name());
+        }
+    }
+}
+
+// Tiles for each SM, whose stages are used more than twice: every wait sees both parities.
+emulated! {
+    sm90_attention_backward_stored on Sm90a: |gpu| {
+        for (sizes, causal) in [
+            ([1, 400, 3, 1, 128], true),
+            ([1, 257, 4, 2, 128], true),
+            ([2, 330, 2, 2, 72], false),
+            ([2, 270, 2, 1, 96], true),
+            ([1, 130, 2, 1, 128], false),
+        ] {
+            check(gpu, &Case::new(sizes, causal, Data::Uniform(1.0)));
+        }
+        check_by_turns(gpu, &Case::new([1, 260, 4, 4, 128], true, Data::Uniform(1.0)), 3);
+    }
+}
