@@ -6,6 +6,7 @@ use super::cuda::{
     Sizes, documents_argument, reject_heads, reject_values, scale_log2, window_argument,
 };
 use super::cuda_backward::sink_gradients;
+use super::operand::backward;
 use super::sm90_attention::head_boxes;
 use crate::KernelError;
 use crate::runtime::cuda::architecture::Architecture;
@@ -112,7 +113,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let dq = request.input_count;
     reject_values(&op.heads)
         .or_else(|| all_bf16(request, &[0, 1, 2, 3, 4, dq, dq + 1, dq + 2]))
-        .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
+        .or_else(|| reject_heads(&op.heads, &request.operands[backward::LSE].shape))
         .or_else(|| reject_width(op.heads.head_dim))
 }
 
@@ -138,7 +139,7 @@ pub(super) fn statistics_rows(lse: &[usize]) -> usize {
 
 /// Workspace of each row's delta and lse in powers of two.
 fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
-    statistics_rows(&request.operands[5].shape) * STATISTICS * size_of::<f32>()
+    statistics_rows(&request.operands[backward::LSE].shape) * STATISTICS * size_of::<f32>()
 }
 
 /// Least number of heads of a section, for `tiles` tiles per head: with fewer heads, the longest

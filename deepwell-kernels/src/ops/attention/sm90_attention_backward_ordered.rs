@@ -4,6 +4,7 @@
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::cuda::{Sizes, reject_extension, reject_heads, scale_log2};
+use super::operand::backward;
 use super::sm90_attention::head_boxes;
 use super::sm90_attention_backward::{
     BOX_ELEMENTS, COUNTERS, SHARED_BESIDE_TILES, STATISTICS_THREADS, THREADS, TILE_ROWS, WAVE_ROWS,
@@ -48,7 +49,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     };
     reject_extension(&op.heads)
         .or_else(|| all_bf16(request, &[0, 1, 2, 3, 4, 6, 7, 8]))
-        .or_else(|| reject_heads(&op.heads, &request.operands[5].shape))
+        .or_else(|| reject_heads(&op.heads, &request.operands[backward::LSE].shape))
         .or_else(|| reject_width(op.heads.head_dim))
 }
 
@@ -86,7 +87,7 @@ const LONG: usize = 2048;
 fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     let Op::AttentionBackward(op) = request.op else { unreachable!("`reject` refuses others") };
     let heads = &op.heads;
-    let seq = request.operands[5].shape[2];
+    let seq = request.operands[backward::LSE].shape[2];
     let is_long = seq >= LONG && heads.heads == heads.kv_heads;
     let share = if is_long { SHARE_OF_LONG } else { SHARE };
     Rates::of(target).roofline_s(request, share)
@@ -121,7 +122,7 @@ impl Workspace {
 fn workspace_bytes(request: &KernelRequest<'_>, _: &Target) -> usize {
     let Op::AttentionBackward(op) = request.op else { unreachable!("`reject` refuses others") };
     let (_, block) = shape(op.heads.head_dim).expect("`reject` refuses others");
-    Workspace::of(&request.operands[5].shape, block).bytes
+    Workspace::of(&request.operands[backward::LSE].shape, block).bytes
 }
 
 /// The first head whose tiles go longest first, to fill SMs that would be idle at the end: the

@@ -8,6 +8,7 @@ use deepwell_ir::ops::AttentionHeads;
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::cuda::{Sizes, reject_extension, reject_heads, scale_log2};
+use super::operand::backward;
 use super::sm90_attention::head_boxes;
 use super::sm90_attention_backward::{
     BOX_ELEMENTS, COUNTERS, SHARED_BESIDE_TILES, STATISTICS, THREADS, TILE_ROWS, WAVE_ROWS,
@@ -44,7 +45,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::AttentionBackward(op) = request.op else {
         return Some("takes `attention_backward`".to_string());
     };
-    let lse = &request.operands[5].shape;
+    let lse = &request.operands[backward::LSE].shape;
     reject_extension(&op.heads)
         .or_else(|| all_bf16(request, &[0, 1, 2, 3, 4, 6, 7, 8]))
         .or_else(|| reject_heads(&op.heads, lse))
@@ -196,7 +197,7 @@ fn statistics_bytes(lse: &[usize]) -> usize {
 
 fn workspace_bytes(request: &KernelRequest<'_>, target: &Target) -> usize {
     let Op::AttentionBackward(op) = request.op else { unreachable!("`reject` refuses others") };
-    let lse = &request.operands[5].shape;
+    let lse = &request.operands[backward::LSE].shape;
     let stored = Stored::of(&op.heads, lse);
     statistics_bytes(lse) + stored.heads_of_launch(target.workers) * stored.head_bytes()
 }
@@ -205,7 +206,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Op::AttentionBackward(op) = &call.call.op else {
         return Err(call.refuse("expected `attention_backward`"));
     };
-    let lse = call.input(5);
+    let lse = call.input(backward::LSE);
     let sizes = Sizes::new(&op.heads, &lse.shape);
     if lse.elements() == 0 {
         return Ok(Vec::new());
@@ -300,7 +301,7 @@ fn launch_queries(
     heads: [usize; 2],
 ) -> Result<Step, KernelError> {
     let Op::AttentionBackward(op) = &call.call.op else { unreachable!("checked by `prepare`") };
-    let (k, lse, dq) = (call.input(2), call.input(5), call.output(0));
+    let (k, lse, dq) = (call.input(2), call.input(backward::LSE), call.output(0));
     let sizes = Sizes::new(&op.heads, &lse.shape);
     let name = format!("sm90_attention_backward_stored_queries_d{}", shape.head_dim);
     let function = device.function("sm90_attention_backward_stored", &name, shape.sum_bytes())?;
