@@ -116,7 +116,7 @@ pub enum InputRole {
     Targets,
     /// Reciprocal of the number of tokens of a step counted in the loss, f32 `[1]`.
     LossScale,
-    /// Seed and number of a step, u64 `[2]`.
+    /// Seed of stochastic rounding and number of the step, u64 `[2]`, of each micro-batch.
     RoundingKey,
     /// Begin and end of each token's document within the sequence, i32 `[B·S, 2]`, for each
     /// micro-batch. The end is one past the last token.
@@ -143,7 +143,7 @@ impl InputRole {
 
     /// Whether the host writes the input once per step rather than per micro-batch.
     pub const fn is_per_step(self) -> bool {
-        matches!(self, InputRole::LossScale | InputRole::RoundingKey)
+        matches!(self, InputRole::LossScale)
     }
 
     /// The input as a tensor; `None` for [`InputRole::Other`].

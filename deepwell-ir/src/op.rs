@@ -280,6 +280,8 @@ ops! {
     AddBias,
     /// Change of storage type.
     Cast,
+    /// The largest magnitude of a tensor.
+    Amax,
     /// Block quantization along one or both axes.
     Quantize,
     /// Quantized data and scales back to high precision.
@@ -346,6 +348,7 @@ impl Op {
     /// Formats of the quantized operands that the op reads or writes.
     pub fn formats(&self) -> Vec<QuantFormat> {
         match self {
+            Op::Amax(op) => vec![op.format],
             Op::Quantize(op) => vec![op.format],
             Op::Dequantize(op) => vec![op.format],
             Op::StochasticRound(op) => vec![op.format],

@@ -5,7 +5,7 @@ use deepwell_ir::{
     GemmKind, Graph, IrError, Node, Op, OpRule, Phase, PrecisionPolicy, Recompute, Stage,
     TensorKind, apply_precision, defer_weight_gradients, differentiate, fuse, recompute,
 };
-use deepwell_precision::Format;
+use deepwell_precision::{Format, RecipePart};
 
 fn micro() -> LlamaConfig {
     LlamaConfig { num_layers: 1, ..LlamaConfig::preset("llama-micro").unwrap() }
@@ -198,10 +198,15 @@ fn gemms_carry_the_blocks_of_the_policy() {
         ),
         (
             "nvfp4",
-            ["fprop nvfp4 blocks=1x16*16x16", "dgrad nvfp4 blocks=1x16*16x16", "wgrad nvfp4"],
+            [
+                "fprop nvfp4 blocks=1x16*16x16",
+                "dgrad nvfp4 blocks=1x16*16x16",
+                "wgrad nvfp4 hadamard",
+            ],
         ),
     ] {
         let policy = PrecisionPolicy::preset(preset).unwrap();
+        let policy = policy.without_part(RecipePart::LastBlocks);
         let graph = fused(&micro(), Recompute::None, &policy);
         for node in &graph.nodes {
             let Op::ScaledGemm(op) = &node.op else { continue };

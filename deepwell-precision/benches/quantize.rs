@@ -141,7 +141,7 @@ impl Bench {
     fn quantize_nvfp4<S: Source>(&self, name: &str, src: &[S], spec: QuantFormat) {
         let (rows, cols) = (self.rows, self.cols);
         let philox = spec.is_stochastic().then_some(Philox { seed: 1, stream: 2 });
-        let common = nvfp4::Common { amax: nvfp4::amax(src), philox };
+        let common = nvfp4::Common { amax: nvfp4::amax(src), philox, words: None };
         let mut bytes = vec![0; packed::fp4_len(rows, cols)];
         let mut scales = vec![0; nvfp4::scales_len(rows, cols)];
         let (read, written) = (size_of_val(src), bytes.len() + scales.len());

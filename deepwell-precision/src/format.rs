@@ -152,6 +152,8 @@ pub struct TensorUse<'a> {
     pub name: &'a str,
     /// Role of the tensor.
     pub role: Role,
+    /// Block of the model to which the tensor belongs, from 0; none outside of blocks.
+    pub layer: Option<u32>,
 }
 
 /// Decision of a policy about one tensor.
@@ -180,8 +182,9 @@ impl Assignment {
     #[must_use]
     pub fn gemm(&self, kind: GemmKind) -> GemmPrecision {
         let formats = OperandClass::of(kind).map(|class| self.operand(class));
-        // No instruction multiplies operands of two format families.
-        let of_one_family = matches!(formats, [Some(a), Some(b)] if a.is_of_family(&b));
+        // No instruction multiplies operands of two format families, and a transform cancels only
+        // if both operands have it.
+        let of_one_family = matches!(formats, [Some(a), Some(b)] if a.multiplies_with(&b));
         GemmPrecision {
             quantized: formats.map(|format| format.is_some()),
             is_scaled: of_one_family && self.gemm == GemmMode::Native,

@@ -3,10 +3,13 @@
 //! `y = H (s * x) / 4` with the Walsh-Hadamard matrix H of natural order and a sign `s` per
 //! position. Both operands of a GEMM that contracts over the transformed axis get the same signs,
 //! so the result of the GEMM does not change; outliers are spread over their group of 16 before
-//! quantization. NVFP4 training applies it to both operands of the weight gradient.
+//! quantization. NVFP4 training applies it to both operands of the weight gradient, and rounds the
+//! result to BF16 ([`Hadamard16::forward_bf16`]) before scales are computed.
 //!
 //! Additions run in one fixed order (distance 1, 2, 4, 8) and the division by 4 is exact unless it
 //! underflows, so the bits are the same everywhere.
+
+use serde::{Deserialize, Serialize};
 
 use crate::Philox;
 use crate::error::{QuantizeError, Shape};
@@ -16,14 +19,21 @@ use crate::threads::{ELEMENTS_PER_TASK, join};
 /// Elements of one transform.
 pub const POINTS: usize = 16;
 
-/// The transform with one vector of signs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+/// The transform with one vector of signs. A file holds the number of [`Hadamard16::negative`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(transparent)]
 pub struct Hadamard16 {
     /// Bit i set: the sign of element i is flipped. Zero is the plain transform.
     pub negative: u16,
 }
 
 impl Hadamard16 {
+    /// The transform of training: the signs `+++-+------+-+--`, the same for all layers, steps and
+    /// ranks. Transformer Engine uses these signs.
+    pub const TRAINING: Self = Self { negative: 0xD7E8 };
+
     /// Signs from the low half of the first word of stream 0 of [`Philox`] with this seed.
     #[must_use]
     pub const fn from_seed(seed: u64) -> Self {
@@ -46,6 +56,14 @@ impl Hadamard16 {
     pub fn forward(&self, x: &mut [f32; POINTS]) {
         self.change_signs(x);
         butterfly(x);
+    }
+
+    /// Transforms one group in place and rounds each element to BF16, to nearest even. A sum beyond
+    /// the largest BF16 becomes infinite; a sum of zeros is positive, as in an accumulator.
+    #[inline(always)]
+    pub fn forward_bf16(&self, x: &mut [f32; POINTS]) {
+        self.forward(x);
+        x.iter_mut().for_each(|x| *x = half::bf16::from_f32(*x + 0.0).to_f32());
     }
 
     /// Undoes [`Hadamard16::forward`], up to rounding.

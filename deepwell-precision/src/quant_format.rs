@@ -6,10 +6,11 @@ use alloc::string::String;
 use serde::{Deserialize, Serialize};
 
 use crate::names::named_enum;
-use crate::nvfp4::{self, ScaleBound};
+use crate::nvfp4::{self, ScaleBound, ScaleOrder};
 use crate::quantize::MxSpec;
 use crate::{
-    BLOCK, BlockShape, ElementFormat, ElementRounding, Granularity, QuantizeError, ScaleRule,
+    BLOCK, BlockShape, ElementFormat, ElementRounding, Granularity, Hadamard16, QuantizeError,
+    ScaleRule,
 };
 
 /// A rectangle of elements with a common scale.
@@ -123,6 +124,20 @@ pub struct QuantFormat {
     pub tensor_scale: TensorScale,
     /// Rounding of elements.
     pub rounding: ElementRounding,
+    /// Transform along the contraction before quantization, of NVFP4. Both operands of a GEMM have
+    /// the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hadamard: Option<Hadamard16>,
+    /// Order of the operations on scales of NVFP4.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub order: ScaleOrder,
+    /// Whether an NVFP4 block's largest magnitude may be mapped to 4 instead of 6.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub four_six: bool,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 impl Default for QuantFormat {
@@ -139,6 +154,9 @@ impl QuantFormat {
         scale: ScaleFormat::E8m0(ScaleRule::Rceil),
         tensor_scale: TensorScale::None,
         rounding: ElementRounding::Nearest,
+        hadamard: None,
+        order: ScaleOrder::Deepwell,
+        four_six: false,
     };
     /// MXFP8 with one exponent for each 128 elements.
     pub const MXFP8_128: Self = Self { block: Block::row(128), ..Self::MXFP8 };
@@ -149,6 +167,7 @@ impl QuantFormat {
         scale: ScaleFormat::Ue4m3(ScaleBound::Max448),
         tensor_scale: TensorScale::F32,
         rounding: ElementRounding::Nearest,
+        ..Self::MXFP8
     };
     /// Formats that a policy can name, one per family.
     pub const FAMILIES: &'static [Self] = &[Self::MXFP8, Self::NVFP4];
@@ -232,10 +251,63 @@ impl QuantFormat {
         Self { rounding, ..self }
     }
 
+    /// Sets the transform; no effect if there is no tensor scale.
+    #[must_use]
+    pub const fn with_hadamard(self, hadamard: Option<Hadamard16>) -> Self {
+        match self.tensor_scale {
+            TensorScale::F32 => Self { hadamard, ..self },
+            TensorScale::None => self,
+        }
+    }
+
+    /// Sets the order of the operations on scales; no effect if there is no tensor scale.
+    #[must_use]
+    pub const fn with_order(self, order: ScaleOrder) -> Self {
+        match self.tensor_scale {
+            TensorScale::F32 => Self { order, ..self },
+            TensorScale::None => self,
+        }
+    }
+
+    /// Sets the selection of 4 or 6, together with the bound of block scales that leaves room for
+    /// it; no effect if scales are exponents.
+    #[must_use]
+    pub const fn with_four_six(self, four_six: bool) -> Self {
+        let ScaleFormat::Ue4m3(_) = self.scale else { return self };
+        let bound = if four_six { ScaleBound::Max256 } else { ScaleBound::Max448 };
+        Self { four_six, scale: ScaleFormat::Ue4m3(bound), ..self }
+    }
+
+    /// Whether one GEMM may read operands in both formats: the same family and transform.
+    #[must_use]
+    pub fn multiplies_with(&self, other: &Self) -> bool {
+        self.is_of_family(other) && self.hadamard == other.hadamard
+    }
+
     /// Whether elements are rounded stochastically.
     #[must_use]
     pub fn is_stochastic(&self) -> bool {
         self.rounding == ElementRounding::Stochastic
+    }
+
+    /// Checks that settings of NVFP4 do not exclude each other.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantizeError::Format`] for the selection of 4 or 6 with square blocks, where it gains
+    /// nothing, with stochastic rounding, whose mean it would shift, or with a transform; and for
+    /// a transform of square blocks, which have no direction.
+    pub fn check_settings(&self) -> Result<(), QuantizeError> {
+        let (is_square, is_transformed) = (self.block.is_square(), self.hadamard.is_some());
+        if self.four_six && (is_square || is_transformed || self.is_stochastic()) {
+            return Err(self.refused(
+                "4/6 with blocks of 1x16, rounding to nearest and no Hadamard transform",
+            ));
+        }
+        if is_transformed && is_square {
+            return Err(self.refused("blocks of 1x16 with a Hadamard transform"));
+        }
+        Ok(())
     }
 
     /// The error of a function that does not support this format.
@@ -264,12 +336,21 @@ impl QuantFormat {
 }
 
 impl fmt::Display for QuantFormat {
-    /// `mxfp8 1x32`, followed by the rounding unless it is to nearest.
+    /// `mxfp8 1x32`, followed by settings that are not the default.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.name(), self.block)?;
-        match self.rounding {
-            ElementRounding::Nearest => Ok(()),
-            rounding => write!(f, " {rounding}"),
+        if self.rounding != ElementRounding::Nearest {
+            write!(f, " {}", self.rounding)?;
+        }
+        if self.hadamard.is_some() {
+            f.write_str(" hadamard")?;
+        }
+        if self.four_six {
+            f.write_str(" 4/6")?;
+        }
+        match self.order {
+            ScaleOrder::Deepwell => Ok(()),
+            order => write!(f, " order={order}"),
         }
     }
 }
@@ -293,6 +374,23 @@ mod tests {
                 QuantFormat::NVFP4.with_rounding(ElementRounding::Stochastic),
                 "nvfp4 1x16 stochastic",
                 16,
+            ),
+            (
+                QuantFormat::NVFP4.with_hadamard(Some(Hadamard16::TRAINING)),
+                "nvfp4 1x16 hadamard",
+                16,
+            ),
+            (
+                QuantFormat::NVFP4.with_four_six(true).with_order(ScaleOrder::Te),
+                "nvfp4 1x16 4/6 order=te",
+                16,
+            ),
+            (
+                mx.with_four_six(true)
+                    .with_order(ScaleOrder::Te)
+                    .with_hadamard(Some(Hadamard16::TRAINING)),
+                "mxfp8 1x32",
+                32,
             ),
         ] {
             assert_eq!(alloc::format!("{format}"), text);

@@ -108,7 +108,7 @@ fn check_nvfp4<S: Source>(src: &[S], rows: usize, cols: usize, what: &str) {
                 let format = QuantFormat { scale, ..QuantFormat::NVFP4 };
                 let format = format.with_shape(shape).with_rounding(rounding);
                 let philox = format.is_stochastic().then_some(Philox { seed: 3, stream: 0 });
-                let common = nvfp4::Common { amax: nvfp4::amax(src), philox };
+                let common = nvfp4::Common { amax: nvfp4::amax(src), philox, words: None };
                 let what = format!("{what} {format} {bound}");
                 let back = |src: &[S], rows, cols, bytes: &[u8], scales: &[u8], of_tensor| {
                     assert!(scales.iter().all(|&scale| scale != ue4m3::CODE_NAN), "{what}");

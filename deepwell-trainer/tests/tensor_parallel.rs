@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use bytemuck::cast_slice_mut;
 use deepwell_ir::capture::{Gpt2Config, LlamaConfig, capture, capture_gpt2};
-use deepwell_ir::ops::CollectiveKind;
-use deepwell_ir::{DType, Graph, ProcessGroup, Split};
+use deepwell_ir::ops::{CollectiveKind, Reduction};
+use deepwell_ir::{DType, Graph, MemoryKind, Plane, ProcessGroup, Split, ValueId};
 use deepwell_kernels::{Exchange, InProcess};
 use deepwell_precision::PrecisionPolicy;
 use deepwell_precision::random::split_mix64;
@@ -86,6 +86,8 @@ enum Fault {
     NoGradientSum,
     /// The first rank's sums of squares count for all.
     NormOfFirst,
+    /// A slice's largest magnitude counts for the whole tensor.
+    OwnAmax,
 }
 
 impl Fault {
@@ -106,6 +108,11 @@ impl Fault {
                 output.copy_from_slice(&input[own..own + output.len()]);
             }
             (Fault::NoGradientSum, CollectiveKind::AllReduce { .. }) => {
+                output.copy_from_slice(input);
+            }
+            (Fault::OwnAmax, CollectiveKind::AllReduce { reduction: Reduction::Max })
+                if output.len() == size_of::<f32>() =>
+            {
                 output.copy_from_slice(input);
             }
             (Fault::NormOfFirst, CollectiveKind::AllGather) if exchange.dtype == DType::U64 => {
@@ -296,6 +303,9 @@ fn ranks_train_as_one_does_but_for_roundings() {
         ("qwen3", "mxfp8", parallel(2, 1, 0)),
         ("gpt2", "mxfp8", staged(2, 2, 1, 0)),
         ("llama-gqa", "mxfp8", staged(2, 2, 2, 1)),
+        // Tensor scales are those of whole tensors, and random words those of whole operands.
+        ("llama", "nvfp4", parallel(2, 1, 0)),
+        ("llama-gqa", "nvfp4", staged(2, 2, 2, 1)),
     ];
     let others = [
         ("llama", "f32", parallel(2, 1, 0)),
@@ -314,6 +324,39 @@ fn ranks_train_as_one_does_but_for_roundings() {
         let beyond = beyond(&model(name), &options, Fault::None, STEPS);
         assert!(beyond.is_empty(), "{name} in {precision}, {parallel}: {beyond:?}");
     }
+}
+
+/// A slice of a tensor has the tensor scale of the whole tensor: that of one rank, to the bit.
+#[test]
+fn tensor_scales_are_those_of_whole_weights() {
+    let scales = |parallel: Parallel, fault: Fault| -> Vec<Vec<(String, u32)>> {
+        let mut world = world(&model("llama"), &options("nvfp4", parallel), fault);
+        let of_rank = |engine: &mut Engine| {
+            engine.initialize(7)?;
+            let program = engine.program().clone();
+            let is_scale = |value: &&deepwell_ir::Value| {
+                let is_weight = value.memory == MemoryKind::Weights;
+                is_weight && value.link.and_then(|link| link.plane()) == Some(Plane::TensorScale)
+            };
+            let ids = (0..program.values.len() as u32).map(ValueId);
+            let mut scales = Vec::new();
+            for id in ids.filter(|&id| is_scale(&program.value(id))) {
+                let mut value = [0f32];
+                engine.read_value(id, cast_slice_mut(&mut value))?;
+                scales.push((program.value(id).name.clone(), value[0].to_bits()));
+            }
+            Ok(scales)
+        };
+        world.on_all(of_rank).unwrap()
+    };
+    let alone = scales(Parallel::default(), Fault::None).remove(0);
+    assert!(alone.len() > 4, "{alone:?}");
+    let two = Parallel { tensor: 2, ..Parallel::data(1) };
+    for of_rank in scales(two, Fault::None) {
+        assert_eq!(of_rank, alone);
+    }
+    let own = scales(two, Fault::OwnAmax);
+    assert!(own.iter().any(|of_rank| *of_rank != alone), "an own amax goes unnoticed");
 }
 
 #[test]

@@ -20,7 +20,8 @@ use crate::{DType, OpError, Shape, Storage};
 /// scale is NaN becomes NaN.
 ///
 /// An element of NVFP4 is the exact product of E2M1 and UE4M3, times the tensor scale, rounded to
-/// FP32 and then to the storage type of the result.
+/// FP32 and then to the storage type of the result. A transform of the format is undone: groups of
+/// 16 numbers in FP32 are transformed back before the last rounding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Dequantize {
     /// Quantization format.

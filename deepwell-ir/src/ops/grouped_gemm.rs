@@ -38,7 +38,7 @@
 use deepwell_precision::{GemmKind, QuantFormat};
 use serde::{Deserialize, Serialize};
 
-use super::quantize::{planes_of, stacked_planes_of};
+use super::quantize::{grouped_planes_of, stacked_planes_of};
 use super::{Axis, Check, GroupedRows};
 use crate::autodiff::BackwardContext;
 use crate::op::{MathUnit, OpRule, OutputType, TensorType};
@@ -222,13 +222,12 @@ impl OpRule for ScaledGroupedGemm {
         names.push("offsets");
         let check = Check::count(self.name(), inputs, &names)?;
         let ScaledGroupedGemm { kind, grouped, output, a: a_format, b: b_format } = *self;
-        if !a_format.is_of_family(&b_format) {
-            let got = format!("{} and {}", a_format.name(), b_format.name());
-            return Err(check.error("operands of one format", got));
-        }
+        super::scaled_gemm::operands_multiply(&check, &a_format, &b_format)?;
         grouped.check_offsets(&check, self.plane_inputs())?;
         let (a, groups) = (check.rank(0, 2)?, Dim::fixed(grouped.groups));
-        check.planes(0, &planes_of(&check, a_format, Axis::Row, [a[0], a[1]])?)?;
+        let grouped_planes =
+            |format, shape| grouped_planes_of(&check, format, Axis::Row, groups, shape);
+        check.planes(0, &grouped_planes(a_format, [a[0], a[1]])?)?;
         let b_input = self.b_input();
         if kind == GemmKind::Wgrad {
             let every = a_format.block.k.max(b_format.block.k) as usize;
@@ -238,7 +237,7 @@ impl OpRule for ScaledGroupedGemm {
             }
             let b = check.rank(b_input, 2)?;
             check.shape(b_input, &Shape(vec![b[0], a[1]]))?;
-            check.planes(b_input, &planes_of(&check, b_format, Axis::Row, [b[0], b[1]])?)?;
+            check.planes(b_input, &grouped_planes(b_format, [b[0], b[1]])?)?;
             return Ok(vec![OutputType::accumulator("dw", Shape(vec![groups, a[0], b[0]]))]);
         }
         let b = check.rank(b_input, 3)?;

@@ -4,6 +4,7 @@ mod adamw;
 mod add;
 mod add_bias;
 mod add_positions;
+mod amax;
 mod attention;
 mod capacity;
 mod cast;
@@ -49,6 +50,7 @@ pub use add_bias::AddBias;
 pub use add_positions::{
     AddPositions, AddPositionsBackward, AddPositionsOfPart, AddPositionsOfPartBackward,
 };
+pub use amax::Amax;
 pub use attention::{Attention, AttentionBackward, AttentionHeads};
 pub use capacity::{capacity, capacity_sizes_rows};
 pub use cast::Cast;
@@ -85,7 +87,7 @@ pub use router_loss::{RouterLoss, RouterLossGrad};
 pub use scaled_gemm::ScaledGemm;
 pub use selection_bias::{CountExperts, SelectionBiasUpdate};
 pub use split_columns::{JoinColumns, SplitColumns};
-pub use stochastic_round::StochasticRound;
+pub use stochastic_round::{PartOfColumns, StochasticRound};
 pub use swiglu::{SwiGlu, SwiGluBackward};
 pub use vocab_parallel::{
     VocabParallelCrossEntropy, VocabParallelCrossEntropyGrad, VocabParallelEmbedding,

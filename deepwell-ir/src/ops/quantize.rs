@@ -60,13 +60,37 @@ pub(super) fn stacked_planes_of(
         let got = format!("{format} {}", axis.name());
         return error("a format that a tensor stores, along one axis", got);
     };
-    if !stack.is_empty() && Storage::plane_count(&format) == 3 {
-        return error("a stack of matrices in a format without tensor scale", format.to_string());
-    }
     for plane in &mut planes {
         plane.shape.0.splice(0..0, stack.iter().copied());
     }
     Ok(planes)
+}
+
+/// [`planes_of`] for a matrix whose rows are in groups, each with its own tensor scale.
+pub(super) fn grouped_planes_of(
+    check: &Check<'_>,
+    format: QuantFormat,
+    axis: Axis,
+    groups: Dim,
+    shape: [Dim; 2],
+) -> Result<Vec<PlaneType>, OpError> {
+    let mut planes = planes_of(check, format, axis, shape)?;
+    let of_tensor = planes.iter_mut().filter(|plane| plane.plane == Plane::TensorScale);
+    of_tensor.for_each(|plane| plane.shape = Shape(vec![groups, 1.into()]));
+    Ok(planes)
+}
+
+/// The number of groups that an input `offsets` i32 `[G + 1]` of rows delimits; `None` without this
+/// input.
+pub(super) fn groups_of(check: &Check<'_>, index: usize) -> Result<Option<Dim>, OpError> {
+    let is_offsets = |input: &TensorType| input.dtype == DType::I32;
+    if !check.inputs.get(index).is_some_and(is_offsets) {
+        return Ok(None);
+    }
+    match check.fixed(index, 0)? {
+        0 => Err(check.error("offsets of at least no group, one element", "none".to_string())),
+        count => Ok(Some(Dim::fixed(count - 1))),
+    }
 }
 
 /// Leading dimension of a stack of matrices (empty for one matrix), and rows and columns of a
@@ -87,6 +111,11 @@ pub(super) fn matrices<'a>(
 ///
 /// In a stack of matrices, x `[G, R, C]` (weights of experts), each matrix is quantized separately
 /// and planes have a leading `G`; the counters cover all matrices.
+///
+/// In a format with a tensor scale, a second input amax f32 `[1]` is the largest magnitude of the
+/// tensor of which x is a slice; without it, x is the whole tensor. A second input offsets i32
+/// `[G + 1]` says that the rows of x are in groups, tokens of experts: each group has its own
+/// tensor scale `[G, 1]`, and rows after the last group become zeros.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Quantize {
     /// Quantization format; elements are rounded to nearest.
@@ -134,8 +163,15 @@ impl OpRule for Quantize {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let check = Check::count(self.name(), inputs, &["x"])?;
+        let has_second = inputs.len() > 1 && Storage::plane_count(&self.format) == 3;
+        let names = &["x", "amax or offsets"][..1 + usize::from(has_second)];
+        let check = Check::count(self.name(), inputs, names)?;
         check.same_float(&[0])?;
+        let groups = groups_of(&check, 1)?;
+        if has_second && groups.is_none() {
+            check.dtype(1, DType::F32)?;
+            check.shape(1, &Shape::new([1]))?;
+        }
         let (stack, shape) = matrices(&check, 0)?;
         if self.format.is_stochastic() {
             return Err(check.error("rounding to nearest", self.format.to_string()));
@@ -143,9 +179,11 @@ impl OpRule for Quantize {
         let mut outputs = Vec::with_capacity(self.output_count());
         for &axis in self.axes() {
             let prefix = if axis == Axis::Column { "col" } else { "row" };
-            for PlaneType { plane, dtype, shape } in
-                stacked_planes_of(&check, self.format, axis, stack, shape)?
-            {
+            let planes = match groups {
+                Some(groups) => grouped_planes_of(&check, self.format, axis, groups, shape)?,
+                None => stacked_planes_of(&check, self.format, axis, stack, shape)?,
+            };
+            for PlaneType { plane, dtype, shape } in planes {
                 let suffix = format!("{prefix}{}", plane.suffix()).into();
                 outputs.push(OutputType { suffix, shape, dtype, kind: OutputKind::Copy });
             }

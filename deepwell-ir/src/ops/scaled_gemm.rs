@@ -54,6 +54,9 @@ impl OpRule for ScaledGemm {
         if !is_mxfp8 {
             text += &format!(" {}", self.a.name());
         }
+        if self.a.hadamard.is_some() {
+            text += " hadamard";
+        }
         let [a, b] = [self.a.block, self.b.block];
         if [a, b].iter().any(|&block| block != Block::row(self.a.scale.stored_every() as u16)) {
             text += &format!(" blocks={a}*{b}");
@@ -74,10 +77,7 @@ impl OpRule for ScaledGemm {
         }
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         let check = Check::count(self.name(), inputs, &names)?;
-        if !self.a.is_of_family(&self.b) {
-            let (a, b) = (self.a.name(), self.b.name());
-            return Err(check.error("operands of one format", format!("{a} and {b}")));
-        }
+        operands_multiply(&check, &self.a, &self.b)?;
         let (a, b) = (check.rank(0, 2)?, check.rank(self.b_input(), 2)?);
         for (first, format, data) in [(0, self.a, a), (self.b_input(), self.b, b)] {
             check.planes(first, &planes_of(&check, format, Axis::Row, [data[0], data[1]])?)?;
@@ -100,6 +100,23 @@ impl OpRule for ScaledGemm {
 
     fn unit(&self, _operands: &[DType]) -> MathUnit {
         unit_of(&self.a)
+    }
+}
+
+/// Checks that one GEMM may read operands in both formats.
+pub(super) fn operands_multiply(
+    check: &Check<'_>,
+    a: &QuantFormat,
+    b: &QuantFormat,
+) -> Result<(), OpError> {
+    match a.multiplies_with(b) {
+        true => Ok(()),
+        false if a.is_of_family(b) => {
+            Err(check.error("operands with one transform", format!("{a} and {b}")))
+        }
+        false => {
+            Err(check.error("operands of one format", format!("{} and {}", a.name(), b.name())))
+        }
     }
 }
 

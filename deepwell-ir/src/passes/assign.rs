@@ -4,11 +4,11 @@ use std::collections::{HashMap, HashSet};
 
 use deepwell_precision::{
     Assignment, ElementRounding, Format, OperandClass, PrecisionPolicy, QuantFormat, Role,
-    TensorScale, TensorUse,
+    TensorScale, TensorUse, scale_tiles,
 };
 
 use super::TensorPrecision;
-use crate::{DType, Graph, IrError, Node, Op, Phase, Split, TensorId, TensorKind};
+use crate::{DType, GemmKind, Graph, IrError, Node, Op, Phase, Shape, Split, TensorId, TensorKind};
 
 pub(super) fn assign(
     graph: &Graph,
@@ -16,20 +16,20 @@ pub(super) fn assign(
     serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
 ) -> Result<(HashMap<TensorId, Assignment>, Vec<TensorPrecision>), IrError> {
     let order = parameters_in_order(graph);
-    let uses: Vec<TensorUse<'_>> =
-        order.iter().map(|&(id, role)| TensorUse { name: &graph.tensor(id).name, role }).collect();
+    let uses = uses(graph, &order);
     let mut assigned = policy.assign(&uses)?;
     let readers = readers_without_gemm(graph);
     let mut asked: Vec<Option<Format>> = Vec::with_capacity(assigned.len());
     for (&(id, role), assignment) in order.iter().zip(&mut assigned) {
         let reader = readers.get(&id).copied().filter(|_| is_quantizable(role));
         let is_stack = graph.tensor(id).shape.rank() > 2;
-        let format = assignment.format.quantized().filter(|_| is_stack);
-        let stack = format.filter(|format| format.tensor_scale != TensorScale::None);
-        let kept = match (reader, stack) {
-            (Some(reader), _) => keep_without_gemm(reader, assignment),
-            (None, Some(_)) => keep_without_gemm("grouped_gemm", assignment),
-            (None, None) => None,
+        let kept = match reader {
+            Some(reader) => keep_without_gemm(reader, assignment),
+            // Nothing dequantizes rows with a tensor scale for each group.
+            None if is_stack && has_emulated_tensor_scale(assignment) => {
+                keep_without_gemm("dequantize", assignment)
+            }
+            None => None,
         };
         asked.push(kept.or_else(|| without_unserved(assignment, serves)));
     }
@@ -42,53 +42,83 @@ pub(super) fn assign(
         })
         .collect();
     for (&(id, role), assignment) in order.iter().zip(&assigned) {
-        if assignment.format.is_quantized() && !is_quantizable(role) {
-            return Err(IrError::Precision {
-                tensor: graph.tensor(id).name.clone(),
-                what: format!(
-                    "expected f32 or bf16 for a tensor of role {role:?}, got {format}\n\
-                     hint: only linear and expert tensors have {format} GEMMs; narrow the rule",
-                    format = assignment.format
-                ),
-            });
-        }
-    }
-    for (&(id, _), assignment) in order.iter().zip(&assigned) {
-        let tensor = graph.tensor(id);
-        let Some(format) = assignment.format.quantized() else { continue };
-        let block = format.scale.stored_every();
-        let sizes = tensor.shape.as_fixed().unwrap_or_default();
-        // In a stack, each matrix is quantized separately, so the number of matrices is arbitrary.
-        let matrix = &sizes[sizes.len().saturating_sub(2)..];
-        if !matrix.iter().all(|size| size.is_multiple_of(block)) {
-            return Err(IrError::Precision {
-                tensor: tensor.name.clone(),
-                what: format!(
-                    "expected sizes divisible by {block} for {}, got {}\n\
-                     hint: choose such sizes, or keep it in bf16 by a rule of the policy",
-                    format.name(),
-                    tensor.shape
-                ),
-            });
-        }
-    }
-    for (&(id, _), assignment) in order.iter().zip(&assigned) {
-        for &class in OperandClass::ALL.iter().filter(|class| class.operand() != "gradient") {
-            let operand = assignment.operand(class);
-            if operand.is_some_and(|it| it.rounding != ElementRounding::Nearest) {
-                return Err(IrError::Precision {
-                    tensor: graph.tensor(id).name.clone(),
-                    what: format!(
-                        "expected rounding `nearest` for {class}, got `stochastic`\n\
-                         hint: only gradients are rounded at random; set it for dgrad.gradient and \
-                         wgrad.gradient"
-                    ),
-                });
-            }
+        let checks = [
+            check_role(role, assignment),
+            check_size(&graph.tensor(id).shape, assignment),
+            check_operands(assignment),
+        ];
+        if let Some(Err(what)) = checks.into_iter().find(Result::is_err) {
+            return Err(IrError::Precision { tensor: graph.tensor(id).name.clone(), what });
         }
     }
     let assignments = order.into_iter().map(|(id, _)| id).zip(assigned).collect();
     Ok((assignments, report))
+}
+
+/// Checks that tensors of this role have quantized GEMMs.
+fn check_role(role: Role, assignment: &Assignment) -> Result<(), String> {
+    let format = assignment.format;
+    match format.is_quantized() && !is_quantizable(role) {
+        true => Err(format!(
+            "expected f32 or bf16 for a tensor of role {role:?}, got {format}\n\
+             hint: only linear and expert tensors have {format} GEMMs; narrow the rule"
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Checks that a tensor consists of whole blocks.
+fn check_size(shape: &Shape, assignment: &Assignment) -> Result<(), String> {
+    let Some(format) = assignment.format.quantized() else { return Ok(()) };
+    let block = format.scale.stored_every();
+    let sizes = shape.as_fixed().unwrap_or_default();
+    // In a stack, each matrix is quantized separately, so the number of matrices is arbitrary.
+    let matrix = &sizes[sizes.len().saturating_sub(2)..];
+    match matrix.iter().all(|size| size.is_multiple_of(block)) {
+        true => Ok(()),
+        false => Err(format!(
+            "expected sizes divisible by {block} for {}, got {shape}\n\
+             hint: choose such sizes, or keep it in bf16 by a rule of the policy",
+            format.name(),
+        )),
+    }
+}
+
+/// Checks the settings of each operand.
+fn check_operands(assignment: &Assignment) -> Result<(), String> {
+    for &class in OperandClass::ALL {
+        let Some(format) = assignment.operand(class) else { continue };
+        if class.operand() != "gradient" && format.rounding != ElementRounding::Nearest {
+            return Err(format!(
+                "expected rounding `nearest` for {class}, got `stochastic`\n\
+                 hint: only gradients are rounded at random; set it for dgrad.gradient and \
+                 wgrad.gradient"
+            ));
+        }
+        if class.gemm() != GemmKind::Wgrad && format.hadamard.is_some() {
+            return Err(format!(
+                "expected no Hadamard transform for {class}, got `{format}`\n\
+                 hint: only wgrad gains from it; set it for wgrad.gradient and wgrad.activation"
+            ));
+        }
+        format.check_settings().map_err(|error| {
+            format!(
+                "{class}: {error}\nhint: change `hadamard`, `four_six`, `rounding` or the block of \
+                 {class} in the policy"
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// Whether a GEMM dequantizes an operand with a tensor scale.
+fn has_emulated_tensor_scale(assignment: &Assignment) -> bool {
+    let has_tensor_scale = |class: OperandClass| {
+        let format = assignment.operand(class);
+        format.is_some_and(|format| format.tensor_scale != TensorScale::None)
+    };
+    let mut kinds = GemmKind::ALL.iter().filter(|&&kind| assignment.gemm(kind).is_emulated());
+    kinds.any(|&kind| OperandClass::of(kind).into_iter().any(has_tensor_scale))
 }
 
 /// Whether tensors of this role may be operands of quantized GEMMs.
@@ -163,6 +193,27 @@ fn parameters_in_order(graph: &Graph) -> Vec<(TensorId, Role)> {
     order
 }
 
+/// Tensors as a policy sees them, each with the layer of the first node that reads it.
+fn uses<'a>(graph: &'a Graph, order: &[(TensorId, Role)]) -> Vec<TensorUse<'a>> {
+    let layers = layers_of_tensors(graph);
+    let layer = |id: &TensorId| layers.get(id).copied().flatten();
+    order
+        .iter()
+        .map(|&(id, role)| TensorUse { name: &graph.tensor(id).name, role, layer: layer(&id) })
+        .collect()
+}
+
+/// The layer of the first node that reads each tensor.
+fn layers_of_tensors(graph: &Graph) -> HashMap<TensorId, Option<u32>> {
+    let mut layer_of: HashMap<TensorId, Option<u32>> = HashMap::new();
+    for node in &graph.nodes {
+        for &input in &node.inputs {
+            layer_of.entry(input).or_insert(node.layer);
+        }
+    }
+    layer_of
+}
+
 /// Weights that a policy can quantize, in order of capture: matrices of linear layers and stacked
 /// matrices of experts, each with the layer of the first node that reads the weight. Each weight
 /// has a separate format for its GEMMs.
@@ -170,12 +221,7 @@ pub fn quantizable_weights(graph: &Graph) -> Vec<(TensorId, Option<u32>)> {
     let order = parameters_in_order(graph);
     let weights: HashSet<TensorId> =
         order.into_iter().filter(|(_, role)| is_quantizable(*role)).map(|(id, _)| id).collect();
-    let mut layer_of: HashMap<TensorId, Option<u32>> = HashMap::new();
-    for node in &graph.nodes {
-        for &input in &node.inputs {
-            layer_of.entry(input).or_insert(node.layer);
-        }
-    }
+    let layer_of = layers_of_tensors(graph);
     let weights = graph.parameters().map(|(id, _)| id).filter(|id| weights.contains(id));
     weights.map(|id| (id, layer_of.get(&id).copied().flatten())).collect()
 }
@@ -232,18 +278,21 @@ pub(super) fn with_routers_in_f32(
 
 /// Row alignment of token groups, so that no scale is shared across groups: at least 32, or the
 /// largest number of elements that share a scale along K in any operand of expert GEMMs under
-/// `policy`.
+/// `policy`; 128, the rows of a tile of scales, if each group has a tensor scale.
 ///
 /// # Errors
 /// A policy that cannot be applied to the graph.
 pub fn expert_row_alignment(graph: &Graph, policy: &PrecisionPolicy) -> Result<usize, IrError> {
     let order = parameters_in_order(graph);
-    let uses: Vec<TensorUse<'_>> =
-        order.iter().map(|&(id, role)| TensorUse { name: &graph.tensor(id).name, role }).collect();
+    let uses = uses(graph, &order);
     let assigned = policy.assign(&uses)?;
     let of_experts = order.iter().zip(&assigned).filter(|((_, role), _)| *role == Role::Expert);
     let formats = of_experts.flat_map(|(_, assignment)| assignment.operands.iter().flatten());
-    Ok(formats.map(|format| usize::from(format.block.k)).fold(EXPERT_ROWS, usize::max))
+    let rows_of = |format: &QuantFormat| match format.tensor_scale {
+        TensorScale::None => usize::from(format.block.k),
+        _ => scale_tiles::TILE_ROWS,
+    };
+    Ok(formats.map(rows_of).fold(EXPERT_ROWS, usize::max))
 }
 
 /// Checks that tensor-parallel ranks quantize the same blocks as a single rank: every slice of a
@@ -251,8 +300,7 @@ pub fn expert_row_alignment(graph: &Graph, policy: &PrecisionPolicy) -> Result<u
 /// `graph` have the shapes of slices.
 ///
 /// # Errors
-/// A policy that cannot be applied; a slice that ends within a block; a format with a per-tensor
-/// scale, because each rank has only a part of the tensor.
+/// A policy that cannot be applied; a slice that ends within a block.
 pub fn check_split_blocks(
     graph: &Graph,
     splits: &[Option<Split>],
@@ -262,8 +310,7 @@ pub fn check_split_blocks(
         .filter_map(|((id, _), split)| Some((id, (*split)?)))
         .collect();
     let order = parameters_in_order(graph);
-    let uses: Vec<TensorUse<'_>> =
-        order.iter().map(|&(id, role)| TensorUse { name: &graph.tensor(id).name, role }).collect();
+    let uses = uses(graph, &order);
     for (&(id, _), assignment) in order.iter().zip(policy.assign(&uses)?) {
         let Some(split) = split_of.get(&id) else { continue };
         let tensor = graph.tensor(id);
@@ -271,13 +318,6 @@ pub fn check_split_blocks(
             |what: String| IrError::Split { name: tensor.name.clone(), ranks: split.parts, what };
         let size = tensor.shape.0[split.dim].as_fixed().unwrap_or_default();
         for format in assignment.operands.iter().flatten() {
-            if format.tensor_scale != TensorScale::None {
-                let name = format.name();
-                return Err(refuse(format!(
-                    "{name} has a scale for a whole tensor, of which each rank sees a part\n\
-                     hint: mxfp8 has none; or take data-parallel ranks"
-                )));
-            }
             let block = usize::from(format.block.k).max(usize::from(format.block.rows));
             if !size.is_multiple_of(block) {
                 return Err(refuse(format!(

@@ -11,22 +11,26 @@
 //!
 //! Gradients with stochastic rounding are first quantized like other tensors; after all
 //! quantizations of the producer, the elements are rounded again from the high-precision tensor.
+//!
+//! A tensor-parallel rank has slices of weights and of some activations and gradients. Their tensor
+//! scale is that of the whole tensor: the ranks take the maximum of the largest magnitudes of their
+//! slices. The bytes are then slices of the bytes of a single rank.
 
 use std::collections::{HashMap, HashSet};
 
 use deepwell_precision::{Assignment, ElementRounding, OperandClass, PrecisionPolicy, QuantFormat};
 
-use super::TensorPrecision;
 use super::assign::{activation_dtype, assign, reads_master, with_routers_in_f32};
+use super::{TensorPrecision, TensorRank};
 use crate::builder::output_name;
 use crate::op::input_types;
 use crate::ops::{
-    Axis, Collective, CollectiveKind, Dequantize, GroupedRows, Quantize, ScaledGemm,
-    ScaledGroupedGemm, StochasticRound,
+    Amax, Axis, Collective, CollectiveKind, Dequantize, GroupedRows, PartOfColumns, Quantize,
+    Reduction, ScaledGemm, ScaledGroupedGemm, StochasticRound,
 };
 use crate::{
-    DType, Derivation, GemmKind, Graph, InputRole, IrError, Link, Node, Op, Phase, Plane, Stage,
-    Storage, Tensor, TensorId, TensorKind, ops,
+    DType, Derivation, GemmKind, Graph, InputRole, IrError, Link, Node, Op, Phase, Plane, Split,
+    SplitOver, Stage, Storage, Tensor, TensorId, TensorKind, ops,
 };
 
 /// Rewrites the graph under `policy` and reports the format of each parameter, in execution order.
@@ -54,6 +58,28 @@ pub fn apply_served_precision(
     policy: &PrecisionPolicy,
     serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
 ) -> Result<(Graph, Vec<TensorPrecision>), IrError> {
+    apply_precision_of_rank(graph, policy, serves, None)
+}
+
+/// The slices of parameters that a tensor-parallel rank has.
+#[derive(Clone, Copy, Debug)]
+pub struct RankSlices<'a> {
+    /// The rank.
+    pub rank: TensorRank,
+    /// Slices by the parameters' names; whole parameters are missing.
+    pub splits: &'a HashMap<String, Split>,
+}
+
+/// [`apply_served_precision`] for a tensor-parallel rank.
+///
+/// # Errors
+/// As [`apply_precision`].
+pub fn apply_precision_of_rank(
+    graph: &Graph,
+    policy: &PrecisionPolicy,
+    serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
+    slices: Option<RankSlices<'_>>,
+) -> Result<(Graph, Vec<TensorPrecision>), IrError> {
     if graph.stage >= Stage::Quantized {
         return Err(IrError::Stage {
             pass: "precision",
@@ -78,6 +104,8 @@ pub fn apply_served_precision(
         high_precision: HashMap::new(),
         quantized: HashMap::new(),
         dequantized: HashMap::new(),
+        slices,
+        amaxes: HashMap::new(),
     };
     let needs = rewrite.needs();
     rewrite.weights(&needs)?;
@@ -111,6 +139,10 @@ struct Need {
     format: QuantFormat,
     axis: Axis,
     stochastic: Option<Axis>,
+    /// Whether the tensor is a slice, with a tensor scale.
+    is_slice: bool,
+    /// Offsets of groups of rows, each with a tensor scale.
+    offsets: Option<TensorId>,
 }
 
 /// Quantizations of each tensor, in order of use.
@@ -132,6 +164,10 @@ enum Reading {
 struct Gemm {
     kind: GemmKind,
     operands: [Reading; 2],
+    /// Whether this rank has a slice of the operand.
+    are_slices: [bool; 2],
+    /// Offsets of the groups of the operand's rows, each with a tensor scale.
+    offsets: [Option<TensorId>; 2],
     is_scaled: bool,
 }
 
@@ -146,6 +182,9 @@ struct Rewrite<'a> {
     quantized: HashMap<(Key, Axis), Vec<TensorId>>,
     /// Dequantized operands, per phase.
     dequantized: HashMap<(Key, Axis, Phase), TensorId>,
+    slices: Option<RankSlices<'a>>,
+    /// Largest magnitudes of whole tensors of which this rank has slices.
+    amaxes: HashMap<Key, TensorId>,
 }
 
 impl Rewrite<'_> {
@@ -176,20 +215,46 @@ impl Rewrite<'_> {
                 None => Reading::Plain,
             }
         });
-        Some(Gemm { kind, operands, is_scaled: assignment.gemm(kind).is_scaled })
+        let are_slices = self.are_slices(kind, parameter);
+        let offsets = grouped_rows(&node.op).and_then(|_| node.inputs.get(2)).copied();
+        let is_grouped = |class: &OperandClass| class.operand() != "weight";
+        let offsets = OperandClass::of(kind).map(|class| offsets.filter(|_| is_grouped(&class)));
+        let is_scaled = assignment.gemm(kind).is_scaled;
+        Some(Gemm { kind, operands, are_slices, offsets, is_scaled })
+    }
+
+    /// Whether this rank has slices of the operands of a layer's GEMM. If the weight is split along
+    /// N, so are outputs and their gradients; if along K, so are inputs.
+    fn are_slices(&self, kind: GemmKind, parameter: TensorId) -> [bool; 2] {
+        let split = self.slices.and_then(|slices| {
+            let split = slices.splits.get(&self.source.tensor(parameter).name)?;
+            (split.over == SplitOver::Tensor).then_some(split.dim)
+        });
+        let Some(dim) = split else { return [false, false] };
+        let is_slice = |class: OperandClass| match class.operand() {
+            "activation" => dim == 1,
+            "gradient" => dim == 0,
+            _ => true,
+        };
+        OperandClass::of(kind).map(is_slice)
     }
 
     /// Collects the quantized tensors, with the axes that GEMMs read.
     fn needs(&self) -> Needs {
         let mut needs = Needs::new();
         for gemm in self.source.nodes.iter().filter_map(|node| self.gemm(node)) {
-            for operand in gemm.operands {
+            let parts = gemm.are_slices.into_iter().zip(gemm.offsets);
+            for (operand, (is_slice, offsets)) in gemm.operands.into_iter().zip(parts) {
                 let Reading::Quantized((tensor, format), axis) = operand else { continue };
                 let nearest = format.with_rounding(ElementRounding::Nearest);
                 let of_tensor = needs.entry(tensor).or_default();
                 let known = of_tensor.iter().position(|need| need.format == nearest);
                 let index = known.unwrap_or_else(|| {
-                    of_tensor.push(Need { format: nearest, axis, stochastic: None });
+                    let has_tensor_scale = Storage::plane_count(&format) == 3;
+                    let is_slice = is_slice && has_tensor_scale;
+                    let offsets = offsets.filter(|_| has_tensor_scale);
+                    let format = nearest;
+                    of_tensor.push(Need { format, axis, stochastic: None, is_slice, offsets });
                     of_tensor.len() - 1
                 });
                 let need = &mut of_tensor[index];
@@ -280,13 +345,17 @@ impl Rewrite<'_> {
         producer: &Node,
     ) -> Result<(), IrError> {
         let wanted = needs.get(&tensor).into_iter().flatten();
-        for (count, &Need { format, axis, .. }) in wanted.enumerate() {
+        for (count, &Need { format, axis, is_slice, offsets, .. }) in wanted.enumerate() {
             let source_name = &self.result.tensor(tensor).name;
             // Further quantizations of a tensor have numbered names.
             let number = if count == 0 { String::new() } else { count.to_string() };
             let name = format!("{source_name}.mx{number}");
             let op = Quantize { format, axis };
-            let types = crate::OpRule::infer(&op, &input_types(&self.result, &[tensor]))
+            let mut inputs: Vec<TensorId> = [tensor].into_iter().chain(offsets).collect();
+            if is_slice {
+                inputs.push(self.amax_of_ranks((tensor, format), axis, &name, producer)?);
+            }
+            let types = crate::OpRule::infer(&op, &input_types(&self.result, &inputs))
                 .map_err(|source| IrError::Operands { node: name.clone(), source })?;
             let is_weight = producer.phase == Phase::Weights;
             let outputs: Vec<TensorId> = types
@@ -315,7 +384,7 @@ impl Rewrite<'_> {
             self.result.nodes.push(Node {
                 name,
                 op: op.into(),
-                inputs: vec![tensor],
+                inputs,
                 outputs,
                 recompute: false,
                 repeats: false,
@@ -323,6 +392,47 @@ impl Rewrite<'_> {
             });
         }
         Ok(())
+    }
+
+    /// Adds the largest magnitude of a tensor of which this rank has a slice.
+    fn amax_of_ranks(
+        &mut self,
+        key: Key,
+        axis: Axis,
+        quantization: &str,
+        producer: &Node,
+    ) -> Result<TensorId, IrError> {
+        let Some(RankSlices { rank, .. }) = self.slices else {
+            let what = "a slice of a tensor, but no ranks to share it".to_string();
+            let (graph, stage) = (self.source.name.clone(), self.source.stage);
+            return Err(IrError::Invalid { graph, stage, what });
+        };
+        let reduction = CollectiveKind::AllReduce { reduction: Reduction::Max };
+        let reduce = Collective::new(reduction, rank.group, rank.ranks as u32);
+        let amax = Amax { format: key.1, axis };
+        let mut input = key.0;
+        for (suffix, op) in [("amax", Op::from(amax)), ("amax.all_reduce", reduce.into())] {
+            let name = format!("{quantization}.{suffix}");
+            let output = self.result.add_tensor(Tensor {
+                name: name.clone(),
+                shape: crate::Shape::new([1]),
+                dtype: DType::F32,
+                kind: TensorKind::Statistic,
+                link: None,
+            });
+            self.result.nodes.push(Node {
+                name,
+                op,
+                inputs: vec![input],
+                outputs: vec![output],
+                recompute: false,
+                repeats: false,
+                ..producer.clone()
+            });
+            input = output;
+        }
+        self.amaxes.insert(key, input);
+        Ok(input)
     }
 
     /// Adds stochastic rounding of the operands of `tensor`, after the quantizations.
@@ -339,10 +449,16 @@ impl Rewrite<'_> {
                 let name = format!("{}.stochastic", self.result.tensor(data).name);
                 let rounded = Tensor { name: name.clone(), ..self.result.tensor(data).clone() };
                 let rounded = self.result.add_tensor(rounded);
+                let amax = self.amaxes.get(&(tensor, need.format)).copied();
+                let columns = self.slices.filter(|_| need.is_slice).map(|slices| PartOfColumns {
+                    place: slices.rank.place,
+                    parts: slices.rank.ranks,
+                });
+                let ends = [Some(key), amax, need.offsets].into_iter().flatten();
                 self.result.nodes.push(Node {
                     name,
-                    op: StochasticRound { format, axis }.into(),
-                    inputs: [&[tensor], &planes[1..], &[key]].concat(),
+                    op: StochasticRound { format, axis, columns }.into(),
+                    inputs: [tensor].into_iter().chain(planes[1..].to_vec()).chain(ends).collect(),
                     outputs: vec![rounded],
                     recompute: false,
                     repeats: false,
@@ -417,6 +533,7 @@ impl Rewrite<'_> {
                 kind,
                 operands: [Reading::Quantized(a, a_axis), Reading::Quantized(b, b_axis)],
                 is_scaled: true,
+                ..
             }) => {
                 let operands = [(a, a_axis), (b, b_axis)];
                 let mut inputs = operands.map(|operand| self.quantized[&operand].clone()).concat();

@@ -48,7 +48,8 @@ pub struct HostInterface {
     pub loss_scale: Option<ValueId>,
     /// f32 `[2]`: learning rate and largest gradient norm.
     pub schedule: Option<ValueId>,
-    /// u64 `[2]`: seed and step number for stochastic rounding; `None` without such rounding.
+    /// u64 `[2]`: seed and step number for stochastic rounding, per micro-batch; `None` without
+    /// stochastic rounding.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounding_key: Option<ValueId>,
     /// i32 `[B·S, 2]`: begin and end of each token's document, per micro-batch; `None` if documents

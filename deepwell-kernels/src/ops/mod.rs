@@ -15,6 +15,7 @@ pub mod adamw;
 pub mod add;
 pub mod add_bias;
 pub mod add_positions;
+mod amax;
 pub mod attention;
 pub mod bias_grad;
 pub mod cast;
@@ -66,6 +67,7 @@ pub(crate) const OPS: &[OpKernels] = &[
     add::KERNELS,
     add_bias::KERNELS,
     add_positions::KERNELS,
+    amax::KERNELS,
     attention::KERNELS,
     bias_grad::KERNELS,
     cast::KERNELS,

@@ -4,12 +4,13 @@
 
 use std::sync::LazyLock;
 
-use deepwell_ir::ops::AdamW;
+use deepwell_ir::ops::{AdamW, Axis};
 use deepwell_ir::{
     Call, DType, KernelCatalog, KernelRequest, NoKernel, Op, OperandType, Selection, Target,
 };
 
 use deepwell_precision::QuantFormat;
+use deepwell_precision::hadamard::POINTS;
 
 use super::composed::{COMPOSED, SplitRequest, fused};
 use crate::ops::OPS;
@@ -202,11 +203,28 @@ fn unserved(format: &QuantFormat) -> Result<(), String> {
     Err(format!("CPU kernels take {}, not {}", known.join(" and "), format.name()))
 }
 
+/// Why a transform of this quantization does not divide the contraction into whole groups.
+fn partial_groups(request: &KernelRequest<'_>) -> Option<String> {
+    let Op::Quantize(op) = request.op else { return None };
+    op.format.hadamard?;
+    let &[rows, columns] = request.operands[0].shape.as_slice() else { return None };
+    let along = |axis: &Axis| if *axis == Axis::Column { rows } else { columns };
+    let k = op.axes().iter().map(along).find(|k| !k.is_multiple_of(POINTS))?;
+    Some(format!(
+        "a Hadamard transform takes groups of {POINTS} tokens, got {k}: choose a micro-batch and a \
+         sequence length whose product is a multiple of {POINTS}, or `hadamard = false` for both \
+         operands of wgrad"
+    ))
+}
+
 fn rejection(spec: &CpuKernelSpec, request: &KernelRequest<'_>, target: &Target) -> Option<String> {
     if target.arch != "cpu" {
         return Some(format!("runs on a cpu, not on {}", target.arch));
     }
     if let Some(why) = request.op.formats().iter().find_map(|format| unserved(format).err()) {
+        return Some(why);
+    }
+    if let Some(why) = partial_groups(request) {
         return Some(why);
     }
     if let Op::Collective(op) = request.op {

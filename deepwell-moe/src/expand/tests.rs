@@ -168,15 +168,28 @@ fn gradients_of_rows_are_added_on_their_way() {
     }
 }
 
-/// A format with a scale for a whole tensor has no stacks: experts stay in BF16, and the report
-/// says so.
+/// Experts have NVFP4, with a tensor scale for each, and groups of a multiple of 128 rows.
 #[test]
-fn experts_are_not_in_nvfp4() {
-    let policy = PrecisionPolicy::nvfp4();
-    let expanded = expand(&graph(), 32).unwrap();
-    let (_, report) = apply_precision(&differentiate(&expanded).unwrap(), &policy).unwrap();
-    let kept = report.iter().filter(|it| it.reason.contains("`grouped_gemm` has no GEMM"));
-    assert_eq!(kept.count(), 5);
+fn experts_are_in_nvfp4() {
+    let policy = PrecisionPolicy::nvfp4().without_part(deepwell_precision::RecipePart::LastBlocks);
+    let align = expert_row_alignment(&graph(), &policy).unwrap();
+    assert_eq!(align, 128);
+    let expanded = expand(&graph(), align).unwrap();
+    let (quantized, report) = apply_precision(&differentiate(&expanded).unwrap(), &policy).unwrap();
+    let is_expert = |it: &&deepwell_ir::TensorPrecision| it.tensor.contains("experts");
+    let formats: Vec<&str> = report.iter().filter(is_expert).map(|it| it.format.name()).collect();
+    // Two layers of gate, up and down; the last linear tensor of the model stays BF16.
+    assert_eq!(formats, ["nvfp4", "nvfp4", "nvfp4", "nvfp4", "nvfp4", "bf16"]);
+    let gemms = quantized.nodes.iter().filter(|node| matches!(node.op, Op::ScaledGroupedGemm(_)));
+    let scales = gemms.flat_map(|node| [node.inputs[2], node.inputs[5]]);
+    let mut count = 0;
+    for scale in scales {
+        count += 1;
+        let shape = quantized.tensor(scale).shape.as_fixed().unwrap();
+        assert_eq!(shape[1..], [1], "a tensor scale for each expert: {shape:?}");
+        assert!(shape[0] > 1);
+    }
+    assert_eq!(count, 2 * 3 * 5);
 }
 
 #[test]

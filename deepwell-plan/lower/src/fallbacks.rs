@@ -75,12 +75,19 @@ impl Planned {
     /// The unsupported formats of the policy, over all pipeline stages.
     ///
     /// # Errors
-    /// [`PlanError::NothingServed`] if quantized formats are requested but no tensor gets one,
-    /// unless `allow_fallback`.
+    /// [`PlanError::NothingServed`] if quantized formats are requested but no tensor gets one, or
+    /// if no tensor gets the format of the policy itself (the exceptions of `nvfp4` alone are no
+    /// NVFP4), unless `allow_fallback`.
     pub fn fallbacks(&self, allow_fallback: bool) -> Result<Vec<PrecisionFallback>, PlanError> {
         let fallbacks = precision_fallbacks(&self.precision);
-        let any_is_served = self.precision.iter().any(|tensor| tensor.format.is_quantized());
-        if fallbacks.is_empty() || any_is_served || allow_fallback {
+        let own = self.plan.policy.format();
+        let is_own = |format: Format| format.name() == own.name();
+        let lacks_own = fallbacks.iter().any(|fallback| is_own(fallback.asked));
+        let is_served = |tensor: &TensorPrecision| match lacks_own {
+            true => is_own(tensor.format),
+            false => tensor.format.is_quantized(),
+        };
+        if fallbacks.is_empty() || self.precision.iter().any(is_served) || allow_fallback {
             return Ok(fallbacks);
         }
         Err(PlanError::NothingServed { fallbacks })

@@ -336,7 +336,8 @@ impl<'a> ProgramMemory<'a> {
         }
         let graph = keep_layers(self.graph, &kept)?;
         let names: Vec<&str> = graph.parameters().map(|(_, it)| it.name.as_str()).collect();
-        let policy = self.request.policy.clone().of_part(&names).map_err(IrError::from)?;
+        let policy = layers::with_blocks_by_name(self.graph, &self.request.policy);
+        let policy = policy.of_part(&names).map_err(IrError::from)?;
         let model = Rc::new(FewLayersModel { graph, policy });
         self.models.borrow_mut().insert(kept, model.clone());
         Ok(model)

@@ -1,9 +1,12 @@
 //! The largest magnitude of a tensor, which determines its f32 scale.
 
-use crate::Source;
+use super::whole_groups;
+use crate::error::{QuantizeError, Shape};
+use crate::hadamard::POINTS;
 use crate::simd::{Kernel, Level};
 use crate::source::Values;
 use crate::threads::{ELEMENTS_PER_TASK, join};
+use crate::{Hadamard16, QuantFormat, Source};
 
 /// Lanes of the maximum: four AVX-512 registers.
 const LANES: usize = 64;
@@ -19,6 +22,78 @@ const INFINITY_BITS: u32 = 0x7F80_0000;
 #[must_use]
 pub fn amax<S: Source>(src: &[S]) -> f32 {
     f32::from_bits(amax_of(S::values(src)))
+}
+
+/// The amax of a row-major [rows, cols] matrix that [`super::quantize_rows`] quantizes in `format`:
+/// [`amax()`], of the transformed matrix if the format has a transform.
+///
+/// # Errors
+///
+/// [`QuantizeError::Length`] when `src` does not fit the shape, [`QuantizeError::Multiple`] when a
+/// transform does not divide the rows into groups of 16.
+pub fn amax_of_rows<S: Source>(
+    src: &[S],
+    rows: usize,
+    cols: usize,
+    format: &QuantFormat,
+) -> Result<f32, QuantizeError> {
+    Shape::new(rows, cols)?.expect("src", rows * cols, src.len())?;
+    whole_groups(format.hadamard, cols)?;
+    // A group lies in one row, and 16 elements are a matrix of one column.
+    Ok(format.hadamard.map_or_else(|| amax(src), |transform| transformed(src, 1, transform)))
+}
+
+/// As [`amax_of_rows`], of a matrix that [`super::quantize_columns`] quantizes.
+///
+/// # Errors
+///
+/// As [`amax_of_rows`], for the columns.
+pub fn amax_of_columns<S: Source>(
+    src: &[S],
+    rows: usize,
+    cols: usize,
+    format: &QuantFormat,
+) -> Result<f32, QuantizeError> {
+    Shape::new(rows, cols)?.expect("src", rows * cols, src.len())?;
+    whole_groups(format.hadamard, rows)?;
+    Ok(format.hadamard.map_or_else(|| amax(src), |transform| transformed(src, cols, transform)))
+}
+
+/// The largest finite magnitude after a transform of groups of 16 rows.
+fn transformed<S: Source>(src: &[S], cols: usize, transform: Hadamard16) -> f32 {
+    let band = POINTS * cols;
+    if src.len() > ELEMENTS_PER_TASK && src.len() > band {
+        let (left, right) = src.split_at((src.len() / 2).next_multiple_of(band));
+        let (left, right) =
+            join(|| transformed(left, cols, transform), || transformed(right, cols, transform));
+        return left.max(right);
+    }
+    Level::Native.run(Transformed { src, cols, transform })
+}
+
+struct Transformed<'a, S> {
+    src: &'a [S],
+    cols: usize,
+    transform: Hadamard16,
+}
+
+impl<S: Source> Kernel for Transformed<'_, S> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn call(self) -> f32 {
+        let mut largest = 0.0_f32;
+        for band in self.src.chunks_exact((POINTS * self.cols).max(1)) {
+            for col in 0..self.cols {
+                let mut group: [f32; POINTS] =
+                    core::array::from_fn(|row| band[row * self.cols + col].to_f32());
+                self.transform.forward_bf16(&mut group);
+                let finite = group.iter().filter(|x| x.is_finite());
+                largest = finite.fold(largest, |largest, x| largest.max(x.abs()));
+            }
+        }
+        largest
+    }
 }
 
 fn amax_of(values: Values<'_>) -> u32 {

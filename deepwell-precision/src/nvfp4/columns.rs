@@ -20,6 +20,8 @@ pub(super) struct ColumnsTask<'a> {
     pub(super) cols: usize,
     /// Columns to process, from a multiple of [`STRIP_COLS`] on.
     pub(super) col_range: (usize, usize),
+    /// Rows to process, from a multiple of [`BLOCK`] on.
+    pub(super) row_range: (usize, usize),
     pub(super) encode_scale: f32,
     pub(super) spec: Nvfp4Spec,
     /// Rows of the operand for these columns.
@@ -32,11 +34,11 @@ impl ColumnsTask<'_> {
     pub(super) fn run(self, level: Level) -> QuantStats {
         let (start, end) = self.col_range;
         let left_cols = ((end - start) / 2).next_multiple_of(STRIP_COLS);
-        let elements = (end - start) * self.rows;
+        let elements = (end - start) * (self.row_range.1 - self.row_range.0);
         if left_cols == 0 || left_cols >= end - start || elements <= ELEMENTS_PER_TASK {
             return level.run(self);
         }
-        let Self { src, rows, cols, encode_scale, spec, bytes_t, scales_t, .. } = self;
+        let Self { src, rows, cols, row_range, encode_scale, spec, bytes_t, scales_t, .. } = self;
         let middle = start + left_cols;
         let (bytes_left, bytes_right) = bytes_t.split_at_mut(left_cols * rows.div_ceil(2));
         let (scales_left, scales_right) = scales_t.split_at_mut(left_cols * rows.div_ceil(BLOCK));
@@ -45,6 +47,7 @@ impl ColumnsTask<'_> {
             rows,
             cols,
             col_range,
+            row_range,
             encode_scale,
             spec,
             bytes_t,
@@ -59,21 +62,26 @@ impl ColumnsTask<'_> {
     #[inline(always)]
     fn kernel<const STOCHASTIC: bool>(self) -> QuantStats {
         let (start, end) = self.col_range;
-        let constants =
-            Constants { encode_scale: self.encode_scale, spec: self.spec, cols: self.rows };
+        let constants = Constants::new(self.encode_scale, self.spec, self.rows);
         let mut out = Out { bytes: self.bytes_t, scales: self.scales_t, first_row: start };
         let mut counters = Counters::new();
         let mut strip = [[0.0; SEGMENT]; STRIP_COLS];
         for col in (start..end).step_by(STRIP_COLS) {
             let strip_cols = STRIP_COLS.min(end - col);
-            for row in (0..self.rows).step_by(SEGMENT) {
-                let len = SEGMENT.min(self.rows - row);
+            for row in (self.row_range.0..self.row_range.1).step_by(SEGMENT) {
+                let len = SEGMENT.min(self.row_range.1 - row);
                 for r in 0..len {
                     let start = (row + r) * self.cols + col;
                     let line = start..start + strip_cols;
                     match self.src {
                         Values::F32(src) => copy_line(&src[line], &mut strip, r),
                         Values::Bf16(src) => copy_line(&src[line], &mut strip, r),
+                    }
+                }
+                if let Some(transform) = self.spec.hadamard {
+                    for column in &mut strip[..strip_cols] {
+                        let groups = column[..len].as_chunks_mut().0;
+                        groups.iter_mut().for_each(|group| transform.forward_bf16(group));
                     }
                 }
                 let mut slices: [&[f32]; STRIP_COLS] = [&[]; STRIP_COLS];

@@ -1,10 +1,8 @@
 //! Up to sixteen blocks of up to sixteen rows: scales, elements and counters.
 
-use super::{BLOCK, Nvfp4Spec};
-use crate::dequantize::decode_e4m3;
-use crate::quantize::lanes::{
-    Counters, E2m1, E4m3, INFINITY_BITS, LANES, encode_lane, encode_lanes, survey_any,
-};
+use super::four_six::four_or_six;
+use super::{BLOCK, Nvfp4Spec, ScaleOrder};
+use crate::quantize::lanes::{Counters, E2m1, INFINITY_BITS, LANES, encode_lanes, survey_any};
 use crate::quantize::stochastic::encode_stochastic_lane;
 use crate::{ElementFormat, Overflow, QuantStats, Rounding, Source, e2m1, packed, ue4m3};
 
@@ -22,9 +20,17 @@ const _: () = assert!(PAIR == 2);
 #[derive(Clone, Copy)]
 pub(super) struct Constants {
     pub(super) encode_scale: f32,
+    /// The tensor scale, 1 / `encode_scale`.
+    pub(super) decode_scale: f32,
     pub(super) spec: Nvfp4Spec,
     /// Elements of a row of the operand.
     pub(super) cols: usize,
+}
+
+impl Constants {
+    pub(super) fn new(encode_scale: f32, spec: Nvfp4Spec, cols: usize) -> Self {
+        Self { encode_scale, decode_scale: 1.0 / encode_scale, spec, cols }
+    }
 }
 
 /// Destination of a segment, in an operand or in whole rows of one.
@@ -36,9 +42,9 @@ pub(super) struct Out<'a> {
 }
 
 /// Scale bytes of a segment, and the factors of its elements.
-struct Scales {
-    bytes: [u8; SEGMENT_BLOCKS],
-    factors: [f32; SEGMENT_BLOCKS],
+pub(super) struct Scales {
+    pub(super) bytes: [u8; SEGMENT_BLOCKS],
+    pub(super) factors: [f32; SEGMENT_BLOCKS],
 }
 
 /// Quantizes a segment: `rows` holds the same columns, from `col` on, of neighbouring rows of the
@@ -65,13 +71,16 @@ pub(super) fn segment<S: Source, const STOCHASTIC: bool>(
         }
     }
     let largest = amax.iter().fold(0, |a: u32, &b| a.max(b));
-    let scales = if largest < INFINITY_BITS {
+    let mut scales = if largest < INFINITY_BITS {
         counters.totals.amax = counters.totals.amax.max(f32::from_bits(largest));
-        finite_scales(&amax, constants.encode_scale, &mut counters.totals)
+        finite_scales(&amax, constants, &mut counters.totals)
     } else {
         rows.iter().for_each(|src| survey_wide(src, &mut counters.totals));
-        any_scales(&amax, constants.encode_scale, &mut counters.totals)
+        any_scales(&amax, constants, &mut counters.totals)
     };
+    if constants.spec.four_six {
+        four_or_six(rows[0], &amax, constants, &mut scales, &mut counters.totals);
+    }
 
     let (blocks, row_bytes) = (constants.cols.div_ceil(BLOCK), constants.cols.div_ceil(2));
     for (i, src) in rows.iter().enumerate() {
@@ -80,7 +89,8 @@ pub(super) fn segment<S: Source, const STOCHASTIC: bool>(
         let len = src.len().div_ceil(BLOCK);
         out_scales[..len].copy_from_slice(&scales.bytes[..len]);
         let out_bytes = &mut out.bytes[row * row_bytes + col / 2..][..src.len().div_ceil(2)];
-        let index = (out.first_row + row) as u64 * constants.cols as u64 + col as u64;
+        let (first_word, stride) = constants.spec.words;
+        let index = first_word + (out.first_row + row) as u64 * stride + col as u64;
         if largest < INFINITY_BITS {
             encode_row::<S, STOCHASTIC>(src, index, &scales, constants, out_bytes, counters);
         } else {
@@ -99,20 +109,23 @@ fn block_amax<S: Source>(block: &[S]) -> u32 {
 #[inline(always)]
 fn finite_scales(
     amax: &[u32; SEGMENT_BLOCKS],
-    encode_scale: f32,
+    constants: &Constants,
     totals: &mut QuantStats,
 ) -> Scales {
+    let encode_scale = constants.encode_scale;
+    // The one quotient of a tensor.
+    let sixth_of_encode = encode_scale * (1.0 / e2m1::MAX);
+    let is_multiplied = constants.spec.order == ScaleOrder::Te && !constants.spec.four_six;
     let mut scales = Scales { bytes: [0; SEGMENT_BLOCKS], factors: [0.0; SEGMENT_BLOCKS] };
     let mut clamps = 0;
     let outs = scales.bytes.iter_mut().zip(&mut scales.factors);
     for (&amax, (code, factor)) in amax.iter().zip(outs) {
-        let wanted = f32::from_bits(amax) / e2m1::MAX * encode_scale;
-        // Non-negative numbers, including infinity, have the order of their bits.
-        let wanted = f32::from_bits(wanted.to_bits().min(ue4m3::MAX.to_bits()));
-        *code = encode_lane::<E4m3, false>(wanted, 1.0, &mut 0, &mut 0);
-        let quotient = encode_scale / decode_e4m3(*code);
-        let finite = f32::from_bits(quotient.to_bits().min(f32::MAX.to_bits()));
-        *factor = if *code == 0 { 0.0 } else { finite };
+        let largest = f32::from_bits(amax);
+        let wanted = match is_multiplied {
+            true => largest * sixth_of_encode,
+            false => largest / e2m1::MAX * encode_scale,
+        };
+        (*code, *factor) = constants.scale(wanted);
         clamps += u32::from((*code == 0) & (amax != 0));
     }
     totals.scale_clamps += u64::from(clamps);
@@ -122,9 +135,13 @@ fn finite_scales(
 /// [`finite_scales`] for blocks with NaN or infinities.
 #[inline(never)]
 #[cold]
-fn any_scales(amax: &[u32; SEGMENT_BLOCKS], encode_scale: f32, totals: &mut QuantStats) -> Scales {
+fn any_scales(
+    amax: &[u32; SEGMENT_BLOCKS],
+    constants: &Constants,
+    totals: &mut QuantStats,
+) -> Scales {
     let finite = amax.map(|bits| if bits < INFINITY_BITS { bits } else { 0 });
-    let mut scales = finite_scales(&finite, encode_scale, totals);
+    let mut scales = finite_scales(&finite, constants, totals);
     for (i, &bits) in amax.iter().enumerate() {
         if bits >= INFINITY_BITS {
             (scales.bytes[i], scales.factors[i]) = (ue4m3::CODE_NAN, f32::NAN);

@@ -17,33 +17,49 @@
 //! saturation and is part of the format. So is the underflow of elements whose block is so small
 //! compared with the tensor that the block scale is zero.
 //!
+//! Deviations, each a field of [`QuantFormat`]:
+//!
+//! - `order = te` ([`ScaleOrder::Te`]) multiplies where the formulas above divide, as Transformer
+//!   Engine does: `block_scale = ue4m3(min(block_amax * (encode_scale * (1 / 6)), 448))` and
+//!   `factor = min(1 / (block_scale * tensor_scale), f32::MAX)`, also when the block scale is 0.
+//! - `four_six` compares two block scales, the one above and
+//!   `ue4m3(min(block_amax / 6 * encode_scale * 1.5, 448))`, and takes the one with the smaller sum
+//!   of squared errors; the first if the sums are equal. Both are computed with a division by 6 in
+//!   either order. An error is `element * block_scale * amax / (6 * bound) - x`.
+//! - `hadamard` transforms groups of 16 elements along the contraction and rounds the results to
+//!   BF16 ([`crate::Hadamard16::forward_bf16`]) before anything else. `amax` is then the largest
+//!   magnitude of the transformed tensor: [`amax_of_rows`], [`amax_of_columns`].
+//!
 //! A sharded tensor needs the amax over all shards. A block with a NaN or an infinity gets a NaN
 //! scale and the largest code for each element: the format has no infinity, and non-finite values
 //! must not look finite.
 //!
 //! Source of the two levels and of 16 x 16 blocks for weights: "Pretraining Large Language Models
-//! with NVFP4", arXiv 2509.25149. Implementations that multiply by a rounded reciprocal of 6 or of
-//! the block scale differ in the last place of a quotient.
+//! with NVFP4", arXiv 2509.25149.
+
+use core::ops::Range;
 
 use crate::error::{QuantizeError, Shape};
+use crate::hadamard::POINTS;
 use crate::names::named_enum;
 use crate::packed::fp4_len;
 use crate::simd::Level;
 use crate::source::Values;
 use crate::{
-    BlockShape, ElementFormat, Philox, QuantFormat, QuantStats, ScaleFormat, Source, TensorScale,
-    e2m1, ue4m3,
+    BlockShape, ElementFormat, Hadamard16, Philox, QuantFormat, QuantStats, ScaleFormat, Source,
+    TensorScale, e2m1, ue4m3,
 };
 
 mod amax;
 mod columns;
 mod dequantize;
+mod four_six;
 mod kernel;
 mod rows;
 #[cfg(test)]
 mod tests;
 
-pub use amax::amax;
+pub use amax::{amax, amax_of_columns, amax_of_rows};
 pub use dequantize::dequantize_rows;
 use rows::RowsTask;
 
@@ -75,21 +91,50 @@ impl ScaleBound {
     }
 }
 
+named_enum! {
+    /// Order of the operations that compute block scales and factors. The orders differ in about
+    /// one block scale of a thousand, by one unit in the last place.
+    #[derive(Default)]
+    #[non_exhaustive]
+    pub enum ScaleOrder ("scale order") {
+        /// Divides by 6 and by the block scale: one rounding for each.
+        #[default]
+        Deepwell = "deepwell",
+        /// Multiplies by reciprocals, as Transformer Engine does, to the same bytes.
+        Te = "te",
+    }
+}
+
+impl ScaleOrder {
+    /// Factor from values to the product of block scale and element: [`encode_scale`], except that
+    /// Transformer Engine takes 1 for an infinite `amax`.
+    #[must_use]
+    pub const fn encode_scale(self, amax: f32, bound: ScaleBound) -> f32 {
+        match self {
+            Self::Te if !amax.is_finite() => 1.0,
+            _ => encode_scale(amax, bound),
+        }
+    }
+}
+
 /// Parameters of a whole tensor, including all shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Common {
-    /// The largest finite magnitude, from [`amax()`].
+    /// The largest finite magnitude, from [`amax_of_rows`] or [`amax_of_columns`].
     pub amax: f32,
     /// Source of random words for stochastic rounding, at the elements' row-major indices in the
-    /// output. Required by formats with stochastic rounding, and allowed for no other.
+    /// operand. Required by formats with stochastic rounding, and allowed for no other.
     pub philox: Option<Philox>,
+    /// Positions of the words, if the matrix is a part of a tensor: the index of the first element
+    /// in the whole operand, and the distance from one row of the operand to the next.
+    pub words: Option<(u64, u64)>,
 }
 
 impl Common {
     /// Parameters of a format that rounds to nearest.
     #[must_use]
     pub const fn nearest(amax: f32) -> Self {
-        Self { amax, philox: None }
+        Self { amax, philox: None, words: None }
     }
 }
 
@@ -99,12 +144,21 @@ struct Nvfp4Spec {
     /// 1 x 16 (`Row`), or 16 x 16 (`Square`), whose scale is stored for each of its rows.
     block: BlockShape,
     bound: ScaleBound,
+    order: ScaleOrder,
+    four_six: bool,
+    hadamard: Option<Hadamard16>,
     stochastic: Option<Philox>,
+    /// Index of the first word, and words from one row of the operand to the next.
+    words: (u64, u64),
+    /// The largest magnitude of the tensor.
+    amax: f32,
 }
 
 impl Nvfp4Spec {
-    fn new(format: &QuantFormat, common: &Common) -> Result<Self, QuantizeError> {
-        let QuantFormat { element, block, scale, tensor_scale, .. } = *format;
+    /// The form of an operand with rows of `k` elements.
+    fn new(format: &QuantFormat, common: &Common, k: usize) -> Result<Self, QuantizeError> {
+        let QuantFormat { element, block, scale, tensor_scale, order, four_six, hadamard, .. } =
+            *format;
         let (ElementFormat::E2M1, TensorScale::F32, ScaleFormat::Ue4m3(bound)) =
             (element, tensor_scale, scale)
         else {
@@ -113,10 +167,15 @@ impl Nvfp4Spec {
         if usize::from(block.k) != BLOCK || !(block.is_square() || block.rows == 1) {
             return Err(format.refused("NVFP4 with blocks of 1x16 or 16x16"));
         }
+        format.check_settings()?;
         match (format.is_stochastic(), common.philox) {
             (true, None) => Err(format.refused("rounding to nearest where no words are given")),
             (false, Some(_)) => Err(format.refused("stochastic rounding where words are given")),
-            (_, stochastic) => Ok(Self { block: block.shape(), bound, stochastic }),
+            (_, stochastic) => {
+                let (block, amax) = (block.shape(), common.amax);
+                let words = common.words.unwrap_or((0, k as u64));
+                Ok(Self { block, bound, order, four_six, hadamard, stochastic, words, amax })
+            }
         }
     }
 }
@@ -168,7 +227,9 @@ pub const fn scales_len(rows: usize, cols: usize) -> usize {
 /// # Errors
 ///
 /// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for a
-/// format that is not NVFP4; nothing is written in these cases.
+/// format that is not NVFP4 or combines settings that exclude each other,
+/// [`QuantizeError::Multiple`] when a transform does not divide the contraction into groups of 16;
+/// nothing is written in these cases.
 pub fn quantize_rows<S: Source>(
     src: &[S],
     rows: usize,
@@ -179,8 +240,9 @@ pub fn quantize_rows<S: Source>(
     scales: &mut [u8],
 ) -> Result<(f32, QuantStats), QuantizeError> {
     check("src", src.len(), rows, cols, bytes.len(), scales.len())?;
-    let spec = Nvfp4Spec::new(format, common)?;
-    let encode_scale = encode_scale(common.amax, spec.bound);
+    let spec = Nvfp4Spec::new(format, common, cols)?;
+    whole_groups(spec.hadamard, cols)?;
+    let encode_scale = spec.order.encode_scale(common.amax, spec.bound);
     let stats = rows_at(Level::Native, S::values(src), cols, encode_scale, spec, bytes, scales);
     Ok((1.0 / encode_scale, stats))
 }
@@ -207,7 +269,9 @@ pub fn quantize_rows<S: Source>(
 /// # Errors
 ///
 /// [`QuantizeError::Length`] when a slice does not fit the shape, [`QuantizeError::Format`] for a
-/// format that is not NVFP4; nothing is written in these cases.
+/// format that is not NVFP4 or combines settings that exclude each other,
+/// [`QuantizeError::Multiple`] when a transform does not divide the contraction into groups of 16;
+/// nothing is written in these cases.
 pub fn quantize_columns<S: Source>(
     src: &[S],
     rows: usize,
@@ -217,15 +281,51 @@ pub fn quantize_columns<S: Source>(
     bytes_t: &mut [u8],
     scales_t: &mut [u8],
 ) -> Result<(f32, QuantStats), QuantizeError> {
+    quantize_columns_of(src, (rows, cols), 0..rows, format, common, bytes_t, scales_t)
+}
+
+/// [`quantize_columns`] of the rows `range` of a matrix of `rows` x `cols`, for a GEMM that
+/// contracts over these rows only: tokens of one expert. Writes the blocks of these rows and no
+/// others. `common.amax` is that of the rows in the range.
+///
+/// # Errors
+///
+/// As [`quantize_columns`]; [`QuantizeError::Multiple`] also when the range does not start at a
+/// multiple of 16, and [`QuantizeError::Length`] when it ends after the rows.
+pub fn quantize_columns_of<S: Source>(
+    src: &[S],
+    (rows, cols): (usize, usize),
+    range: Range<usize>,
+    format: &QuantFormat,
+    common: &Common,
+    bytes_t: &mut [u8],
+    scales_t: &mut [u8],
+) -> Result<(f32, QuantStats), QuantizeError> {
     let shape = Shape::new(rows, cols)?;
     shape.expect("src", rows * cols, src.len())?;
     shape.expect("bytes_t", fp4_len(cols, rows), bytes_t.len())?;
     shape.expect("scales_t", scales_len(cols, rows), scales_t.len())?;
-    let spec = Nvfp4Spec::new(format, common)?;
-    let encode_scale = encode_scale(common.amax, spec.bound);
-    let stats =
-        columns_at(Level::Native, S::values(src), cols, encode_scale, spec, bytes_t, scales_t);
-    Ok((1.0 / encode_scale, stats))
+    if range.start > range.end || range.end > rows {
+        return shape.expect("range", rows, range.end).map(|()| Default::default());
+    }
+    if !range.start.is_multiple_of(BLOCK) {
+        return Err(QuantizeError::Multiple { cols: range.start, multiple: BLOCK });
+    }
+    let spec = Nvfp4Spec::new(format, common, rows)?;
+    whole_groups(spec.hadamard, range.len())?;
+    let encode_scale = spec.order.encode_scale(common.amax, spec.bound);
+    let (scale, rows) = (1.0 / encode_scale, (range.start, range.end));
+    let stats = columns_at(
+        Level::Native,
+        S::values(src),
+        cols,
+        rows,
+        encode_scale,
+        spec,
+        bytes_t,
+        scales_t,
+    );
+    Ok((scale, stats))
 }
 
 /// [`quantize_rows`] on checked arguments.
@@ -254,18 +354,20 @@ fn rows_at(
     QuantStats { elements, ..stats }
 }
 
-/// [`quantize_columns`] on checked arguments.
+/// [`quantize_columns_of`] on checked arguments.
+#[expect(clippy::too_many_arguments, reason = "those of the public function, and the level")]
 fn columns_at(
     level: Level,
     src: Values<'_>,
     cols: usize,
+    row_range: (usize, usize),
     encode_scale: f32,
     spec: Nvfp4Spec,
     bytes_t: &mut [u8],
     scales_t: &mut [u8],
 ) -> QuantStats {
-    let elements = src.len() as u64;
-    if src.is_empty() {
+    let elements = ((row_range.1 - row_range.0) * cols) as u64;
+    if elements == 0 {
         return QuantStats::default();
     }
     let task = columns::ColumnsTask {
@@ -273,12 +375,21 @@ fn columns_at(
         rows: src.len() / cols,
         cols,
         col_range: (0, cols),
+        row_range,
         encode_scale,
         spec,
         bytes_t,
         scales_t,
     };
     QuantStats { elements, ..task.run(level) }
+}
+
+/// Whether a transform divides `k` elements along the contraction into whole groups.
+fn whole_groups(hadamard: Option<Hadamard16>, k: usize) -> Result<(), QuantizeError> {
+    match hadamard.is_none() || k.is_multiple_of(POINTS) {
+        true => Ok(()),
+        false => Err(QuantizeError::Multiple { cols: k, multiple: POINTS }),
+    }
 }
 
 fn check(

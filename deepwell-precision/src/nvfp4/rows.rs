@@ -45,7 +45,7 @@ impl<S: Source> RowsTask<'_, S> {
     #[inline(always)]
     fn kernel<const STOCHASTIC: bool>(self) -> QuantStats {
         let Self { src, cols, first_row, encode_scale, spec, bytes, scales } = self;
-        let constants = Constants { encode_scale, spec, cols };
+        let constants = Constants::new(encode_scale, spec, cols);
         let mut out = Out { bytes, scales, first_row };
         let mut counters = Counters::new();
         let (rows, height) = (src.len() / cols, height(spec));
@@ -58,6 +58,16 @@ impl<S: Source> RowsTask<'_, S> {
                     *slice = &src[(row + i) * cols + col..][..len];
                 }
                 let slices = &slices[..together];
+                if let Some(transform) = spec.hadamard {
+                    let mut segment_of_row = [0.0; SEGMENT];
+                    let values = &mut segment_of_row[..len];
+                    values.iter_mut().zip(slices[0]).for_each(|(to, x)| *to = x.to_f32());
+                    let groups = values.as_chunks_mut().0;
+                    groups.iter_mut().for_each(|group| transform.forward_bf16(group));
+                    let slices: &[&[f32]] = &[values];
+                    segment::<_, STOCHASTIC>(slices, row, col, &constants, &mut out, &mut counters);
+                    continue;
+                }
                 segment::<S, STOCHASTIC>(slices, row, col, &constants, &mut out, &mut counters);
             }
         }

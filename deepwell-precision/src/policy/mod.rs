@@ -10,6 +10,8 @@
 //! weight_block = "row"          # row | square
 //! fallback = "safe"             # safe | strict | off
 //! keep_first_last_bf16 = true   # the first and the last linear tensor stay BF16
+//! scale_order = "deepwell"      # deepwell | te: arithmetic of NVFP4's scales
+//! last_blocks = { percent = 15, format = "mxfp8" }    # the default of nvfp4; 0 for none
 //!
 //! gemm = "native"               # native | emulated: BF16 GEMMs on dequantized operands
 //!
@@ -29,7 +31,8 @@
 //! The three GEMMs of a linear tensor are `fprop` (of `activation` and `weight`), `dgrad` (of
 //! `gradient` and `weight`) and `wgrad` (of `gradient` and `activation`). An operand is `"mxfp8"`,
 //! `"nvfp4"`, `"bf16"` or a table with any of the keys `format`, `element`, `scale_rule`,
-//! `granularity`, `block` and `rounding` (`nearest`, `stochastic`). A GEMM with one quantized
+//! `granularity`, `block`, `rounding` (`nearest`, `stochastic`), and for NVFP4 `hadamard` and
+//! `four_six` (`true`, `false`). A GEMM with one quantized
 //! operand is a BF16 GEMM on that operand dequantized: it shows the effect of this quantization on
 //! the loss and saves no time. A rule with a format starts again from the defaults for its tensors.
 //!
@@ -41,20 +44,24 @@ use std::collections::{HashMap, HashSet};
 use globset::{Glob, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
+use crate::nvfp4::ScaleOrder;
 use crate::{
-    Assignment, BlockShape, ElementRounding, Fallback, Format, GemmMode, Granularity, OperandClass,
-    QuantFormat, Role, ScaleRule, TensorUse,
+    Assignment, BlockShape, Fallback, Format, GemmMode, Granularity, QuantFormat, Role, ScaleRule,
+    TensorUse,
 };
 
 mod error;
 mod name_or_table;
 mod operands;
+mod recipe;
 mod toml_text;
 
 pub use error::PolicyError;
 use error::nearest_hint;
 pub use operands::OperandSetting;
 use operands::{OperandSettings, overlay};
+use recipe::block_count;
+pub use recipe::{LastBlocks, RecipePart};
 
 /// Names accepted by [`PrecisionPolicy::preset`].
 pub const PRESETS: &[&str] =
@@ -74,6 +81,10 @@ pub struct PrecisionPolicy {
     gemm: GemmMode,
     #[serde(default, skip_serializing_if = "is_default")]
     operands: OperandSettings,
+    #[serde(default, skip_serializing_if = "is_default")]
+    scale_order: ScaleOrder,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    last_blocks: Option<LastBlocks>,
     rules: Vec<Rule>,
     forced_bf16: Vec<Forced>,
 }
@@ -128,6 +139,8 @@ impl PrecisionPolicy {
             keep_first_last_bf16: true,
             gemm: GemmMode::Native,
             operands: OperandSettings::new(),
+            scale_order: ScaleOrder::Deepwell,
+            last_blocks: None,
             rules: Vec::new(),
             forced_bf16: Vec::new(),
         }
@@ -143,17 +156,6 @@ impl PrecisionPolicy {
     #[must_use]
     pub fn f32() -> Self {
         Self { format: Format::F32, ..Self::mxfp8() }
-    }
-
-    /// As [`PrecisionPolicy::mxfp8`] in NVFP4: weights in blocks of 16 x 16, gradients with
-    /// stochastic rounding.
-    #[must_use]
-    pub fn nvfp4() -> Self {
-        let gradients = [OperandClass::DgradGradient, OperandClass::WgradGradient];
-        let at_random = OperandSetting::of_rounding(ElementRounding::Stochastic);
-        let format = Format::NVFP4;
-        Self { format, weight_block: BlockShape::Square, ..Self::mxfp8() }
-            .with_operands(&gradients, &at_random)
     }
 
     /// The policy of one of [`PRESETS`]: `f32`, `bf16`, `mxfp8`; `mxfp8-floor` with the OCP floor
@@ -220,7 +222,8 @@ impl PrecisionPolicy {
     }
 
     fn of_activations(&self, format: QuantFormat) -> QuantFormat {
-        format.with_scale_rule(self.scale_rule).with_granularity(self.granularity)
+        let format = format.with_scale_rule(self.scale_rule).with_granularity(self.granularity);
+        format.with_order(self.scale_order)
     }
 
     /// Adds a rule, which takes precedence over earlier rules.
@@ -310,7 +313,7 @@ impl PrecisionPolicy {
 
     /// Returns one decision per tensor. `tensors` are in execution order, which determines the
     /// first and the last linear tensor. Precedence: forced, then the last rule that matches, then
-    /// first and last, then the role.
+    /// first and last, then the last blocks, then the role.
     ///
     /// # Errors
     ///
@@ -318,15 +321,7 @@ impl PrecisionPolicy {
     /// [`PolicyError::UnknownTensor`] for a forced name that does not exist, each with the nearest
     /// names; [`PolicyError::Glob`] for a malformed pattern.
     pub fn assign(&self, tensors: &[TensorUse<'_>]) -> Result<Vec<Assignment>, PolicyError> {
-        let ends = self.first_and_last(tensors);
-        let mut decisions: Vec<Decision> = tensors
-            .iter()
-            .enumerate()
-            .map(|(index, tensor)| {
-                let (format, reason) = self.default_format(index, tensor, ends);
-                Decision { format, operands: self.operands.clone(), reason }
-            })
-            .collect();
+        let mut decisions = self.defaults(tensors);
 
         for rule in &self.rules {
             let matcher = rule.matcher()?;
@@ -376,6 +371,30 @@ impl PrecisionPolicy {
         let is_plain = format.is_quantized() && operands == [None; 6];
         let format = if is_plain { Format::Bf16 } else { format };
         Assignment { format, operands, gemm: self.gemm, reason }
+    }
+
+    /// Decisions without rules and forced tensors.
+    fn defaults(&self, tensors: &[TensorUse<'_>]) -> Vec<Decision> {
+        let ends = self.first_and_last(tensors);
+        let blocks = block_count(tensors);
+        let decide = |(index, tensor): (usize, &TensorUse<'_>)| {
+            let (format, reason) = self.default_format(index, tensor, ends);
+            let last = self.last_blocks.filter(|_| format.is_quantized());
+            let last = last.map(|last| (last, last.first(blocks)));
+            match last.filter(|&(_, first)| tensor.layer.is_some_and(|layer| layer >= first)) {
+                Some((last, first)) => Decision {
+                    format: last.format,
+                    operands: LastBlocks::operands(),
+                    reason: format!(
+                        "one of the last {} of {blocks} blocks ({} %)",
+                        blocks - first,
+                        last.percent
+                    ),
+                },
+                None => Decision { format, operands: self.operands.clone(), reason },
+            }
+        };
+        tensors.iter().enumerate().map(decide).collect()
     }
 
     /// Indices of the first and the last tensor of a quantized role, if these are kept in BF16.

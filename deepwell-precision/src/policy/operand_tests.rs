@@ -1,13 +1,13 @@
 //! What policies say about the operands of GEMMs.
 
 use super::*;
-use crate::{GemmKind, GemmPrecision};
+use crate::{ElementRounding, GemmKind, GemmPrecision, OperandClass};
 
 /// Linear tensors, of which the first and the last stay BF16.
 const NAMES: [&str; 4] = ["layers.0.q", "layers.0.v", "layers.1.v", "layers.1.down"];
 
 fn tensors() -> Vec<TensorUse<'static>> {
-    NAMES.map(|name| TensorUse { name, role: Role::Linear }).to_vec()
+    NAMES.map(|name| TensorUse { name, role: Role::Linear, layer: None }).to_vec()
 }
 
 fn from_toml(text: &str) -> PrecisionPolicy {
@@ -129,7 +129,7 @@ fn example_of_the_documentation() {
     let policy = from_toml(include_str!("../../examples/operands.toml"));
     let names =
         ["layers.0.q_proj.weight", "layers.0.v_proj.weight", "layers.0.up_proj.weight", "x"];
-    let tensors = names.map(|name| TensorUse { name, role: Role::Linear });
+    let tensors = names.map(|name| TensorUse { name, role: Role::Linear, layer: None });
     let assigned = policy.assign(&tensors).unwrap();
     let emulated = GemmPrecision { quantized: [true, false], is_scaled: false };
     let of_v = GemmKind::ALL.iter().map(|&way| assigned[1].gemm(way));
@@ -205,8 +205,9 @@ fn refused_operands() {
         (
             "wgrd = 'bf16'",
             "p.toml:1:1: unknown field `wgrd`, expected one of `precision`, `scale_rule`, \
-             `granularity`, `weight_block`, `fallback`, `keep_first_last_bf16`, `gemm`, `fprop`, \
-             `dgrad`, `wgrad`, `rule`\nhint: the nearest key is `wgrad`",
+             `granularity`, `weight_block`, `fallback`, `keep_first_last_bf16`, `gemm`, \
+             `scale_order`, `last_blocks`, `fprop`, `dgrad`, `wgrad`, `rule`\n\
+             hint: the nearest key is `wgrad`",
         ),
         (
             "[wgrad]\ngradient = { rounding = 'random' }",

@@ -6,14 +6,12 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::{PolicyError, PrecisionPolicy, Rule};
 use crate::{
-    BlockShape, ElementFormat, ElementRounding, Format, GemmMode, Granularity, OperandClass,
-    QuantFormat, ScaleRule,
+    BlockShape, ElementFormat, ElementRounding, Format, GemmMode, Granularity, Hadamard16,
+    OperandClass, QuantFormat, ScaleRule,
 };
 
 /// Settings of a policy or a rule for one operand; `None` keeps the previous setting. In a file it
 /// is a table, or the name of the format if no other key is set.
-///
-/// A key for the Hadamard transform of NVFP4's wgrad operands belongs here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperandSetting {
@@ -29,6 +27,10 @@ pub struct OperandSetting {
     pub block: Option<BlockShape>,
     /// Rounding of elements.
     pub rounding: Option<ElementRounding>,
+    /// Whether NVFP4 transforms the operand with [`Hadamard16::TRAINING`] before quantization.
+    pub hadamard: Option<bool>,
+    /// Whether NVFP4 may map the largest magnitude of a block to 4 instead of 6.
+    pub four_six: Option<bool>,
 }
 
 /// Settings of the operands that have any.
@@ -61,13 +63,15 @@ impl OperandSetting {
         self.granularity = newer.granularity.or(self.granularity);
         self.block = newer.block.or(self.block);
         self.rounding = newer.rounding.or(self.rounding);
+        self.hadamard = newer.hadamard.or(self.hadamard);
+        self.four_six = newer.four_six.or(self.four_six);
     }
 
     /// Quantization of an operand whose default is `base`; `None` if the operand is not quantized.
     fn resolve(&self, base: QuantFormat) -> Option<QuantFormat> {
         let mut format = match self.format {
             Some(Format::Quantized(format)) if !format.is_of_family(&base) => {
-                format.with_shape(base.block.shape())
+                format.with_shape(base.block.shape()).with_order(base.order)
             }
             Some(Format::Quantized(_)) | None => base,
             Some(_) => return None,
@@ -82,7 +86,11 @@ impl OperandSetting {
         if let Some(shape) = self.block {
             format = format.with_shape(shape);
         }
-        Some(format.with_rounding(self.rounding.unwrap_or_default()))
+        if let Some(four_six) = self.four_six {
+            format = format.with_four_six(four_six);
+        }
+        let transform = self.hadamard.unwrap_or_default().then_some(Hadamard16::TRAINING);
+        Some(format.with_hadamard(transform).with_rounding(self.rounding.unwrap_or_default()))
     }
 }
 
@@ -156,7 +164,7 @@ impl PrecisionPolicy {
     /// use deepwell_precision::{OperandClass, PrecisionPolicy, Role, TensorUse};
     /// let policy = PrecisionPolicy::mxfp8().only(&[OperandClass::WgradGradient]);
     /// let names = ["a", "b", "c"];
-    /// let tensors = names.map(|name| TensorUse { name, role: Role::Linear });
+    /// let tensors = names.map(|name| TensorUse { name, role: Role::Linear, layer: None });
     /// let assigned = policy.assign(&tensors)?;
     /// assert!(assigned[1].operand(OperandClass::WgradGradient).is_some());
     /// assert!(assigned[1].operand(OperandClass::FpropWeight).is_none());
@@ -212,7 +220,7 @@ fn settings_of(classes: &[OperandClass], setting: &OperandSetting) -> OperandSet
 }
 
 /// The table form of a setting.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SettingTable {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -227,6 +235,10 @@ struct SettingTable {
     block: Option<BlockShape>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rounding: Option<ElementRounding>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    hadamard: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    four_six: Option<bool>,
 }
 
 impl Serialize for OperandSetting {
@@ -234,22 +246,30 @@ impl Serialize for OperandSetting {
         if let Some(format) = self.format.filter(|&format| *self == Self::of_format(format)) {
             return format.serialize(serializer);
         }
-        let Self { format, element, scale_rule, granularity, block, rounding } = *self;
-        SettingTable { format, element, scale_rule, granularity, block, rounding }
-            .serialize(serializer)
+        let Self { format, element, scale_rule, granularity, block, rounding, .. } = *self;
+        let Self { hadamard, four_six, .. } = *self;
+        SettingTable {
+            format,
+            element,
+            scale_rule,
+            granularity,
+            block,
+            rounding,
+            hadamard,
+            four_six,
+        }
+        .serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for OperandSetting {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let table: SettingTable = super::name_or_table::deserialize(deserializer, |name| {
-            let format = Some(name.parse()?);
-            let nothing = (None, None, None, None, None);
-            let (element, scale_rule, granularity, block, rounding) = nothing;
-            Ok(SettingTable { format, element, scale_rule, granularity, block, rounding })
+            Ok(SettingTable { format: Some(name.parse()?), ..SettingTable::default() })
         })?;
-        let SettingTable { format, element, scale_rule, granularity, block, rounding } = table;
-        Ok(Self { format, element, scale_rule, granularity, block, rounding })
+        let SettingTable { format, element, scale_rule, granularity, block, rounding, .. } = table;
+        let SettingTable { hadamard, four_six, .. } = table;
+        Ok(Self { format, element, scale_rule, granularity, block, rounding, hadamard, four_six })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Policies: who gets what, and the words of errors.
 
 use super::*;
-use crate::OperandClass;
+use crate::{ElementRounding, GemmKind, Hadamard16, OperandClass};
 
 /// Two blocks of a small model, in execution order.
 fn tensors() -> Vec<TensorUse<'static>> {
@@ -15,7 +15,11 @@ fn tensors() -> Vec<TensorUse<'static>> {
         ("layers.1.experts.0.down_proj.weight", Role::Expert),
         ("lm_head.weight", Role::Head),
     ]
-    .map(|(name, role)| TensorUse { name, role })
+    .map(|(name, role)| {
+        let layer =
+            name.strip_prefix("layers.").map(|rest| if rest.starts_with('0') { 0 } else { 1 });
+        TensorUse { name, role, layer }
+    })
     .to_vec()
 }
 
@@ -110,13 +114,24 @@ fn presets_and_specs() {
         let format = format.with_scale_rule(rule).with_granularity(granularity);
         assert_eq!(policy.weight_format(), format.with_shape(weight_block), "{name}");
         assert_eq!(policy.activation_format(), format, "{name}");
-        for assignment in policy.assign(&tensors()).unwrap() {
+        for (tensor, assignment) in tensors().iter().zip(policy.assign(&tensors()).unwrap()) {
             for &class in OperandClass::ALL {
                 let block = if class.operand() == "weight" { weight_block } else { Row };
-                let is_random = name == "nvfp4" && class.operand() == "gradient";
+                let is_nvfp4 = name == "nvfp4";
+                let is_random = is_nvfp4 && class.operand() == "gradient";
                 let rounding =
                     if is_random { ElementRounding::Stochastic } else { ElementRounding::Nearest };
-                let format = format.with_shape(block).with_rounding(rounding);
+                let mut format = format.with_shape(block).with_rounding(rounding);
+                if is_nvfp4 && class.gemm() == GemmKind::Wgrad {
+                    format = format.with_hadamard(Some(Hadamard16::TRAINING));
+                }
+                if is_nvfp4 && class == OperandClass::FpropActivation {
+                    format = format.with_four_six(true);
+                }
+                // The second of two blocks is the last 15 %.
+                if is_nvfp4 && tensor.layer == Some(1) {
+                    format = QuantFormat::MXFP8;
+                }
                 let expected = assignment.format.is_quantized().then_some(format);
                 assert_eq!(assignment.operand(class), expected, "{name} {class}");
             }
@@ -128,6 +143,66 @@ fn presets_and_specs() {
         assert_eq!(serde_json::from_str::<PrecisionPolicy>(&json).unwrap(), policy, "{name}");
     }
     assert_eq!(PRESETS.len(), 7);
+}
+
+/// Each part is in the defaults of `nvfp4`, alone and left out, and survives both forms.
+#[test]
+fn parts_of_the_recipe() {
+    let whole = PrecisionPolicy::nvfp4();
+    for &part in RecipePart::ALL {
+        let (alone, left_out) =
+            (whole.clone().with_part_alone(part), whole.clone().without_part(part));
+        for &other in RecipePart::ALL {
+            assert!(whole.has_part(other));
+            assert_eq!(alone.has_part(other), other == part, "{other} of {part} alone");
+            assert_eq!(left_out.has_part(other), other != part, "{other} without {part}");
+        }
+        for policy in [&alone, &left_out] {
+            assert_eq!(from_toml(&policy.to_toml()), *policy, "{}", policy.to_toml());
+            let json = serde_json::to_string(policy).unwrap();
+            assert_eq!(serde_json::from_str::<PrecisionPolicy>(&json).unwrap(), *policy);
+        }
+        assert_eq!(left_out.with_part(part), whole, "{part}");
+    }
+    assert!(!PrecisionPolicy::mxfp8().has_part(RecipePart::Hadamard));
+}
+
+/// Blocks are counted up, and rules of the user win over the rule about the last blocks.
+#[test]
+fn last_blocks() {
+    let names: Vec<String> = (0..20).map(|layer| format!("layers.{layer}.up")).collect();
+    let tensors: Vec<TensorUse<'_>> = (names.iter().zip(0..))
+        .map(|(name, layer)| TensorUse { name, role: Role::Linear, layer: Some(layer) })
+        .collect();
+    let count = |policy: &PrecisionPolicy, count: usize, format: Format| {
+        let assigned = policy.assign(&tensors[..count]).unwrap();
+        assigned.iter().filter(|assignment| assignment.format == format).count()
+    };
+    // The last linear tensor is in BF16.
+    for (blocks, expected) in [(1, 0), (2, 0), (6, 0), (7, 1), (13, 1), (14, 2), (20, 2)] {
+        assert_eq!(count(&PrecisionPolicy::nvfp4(), blocks, Format::MXFP8), expected, "{blocks}");
+    }
+    for (text, mxfp8, bf16) in [
+        ("last_blocks = { percent = 50, format = 'mxfp8' }", 9, 2),
+        ("last_blocks = { percent = 50, format = 'bf16' }", 0, 11),
+        ("last_blocks = { percent = 0, format = 'mxfp8' }", 0, 2),
+        ("[[rule]]\ntensors = 'layers.18.*'\nformat = 'nvfp4'", 1, 2),
+    ] {
+        let policy = from_toml(&format!("precision = 'nvfp4'\n{text}"));
+        assert_eq!(count(&policy, 20, Format::MXFP8), mxfp8, "{text}");
+        assert_eq!(count(&policy, 20, Format::Bf16), bf16, "{text}");
+        // By name, for blocks that are numbered anew.
+        let by_name = policy.clone().with_blocks_by_name(&tensors);
+        let of = |policy: &PrecisionPolicy| {
+            let assigned = policy.assign(&tensors).unwrap().into_iter();
+            assigned.map(|it| (it.format, it.operands)).collect::<Vec<_>>()
+        };
+        assert_eq!(of(&by_name), of(&policy), "{text}");
+    }
+    let error =
+        PrecisionPolicy::from_toml("last_blocks = { percent = 150, format = 'mxfp8' }", "p.toml");
+    let expected = "p.toml:1:15: expected 0 to 100 `percent` of the blocks, got 150";
+    assert_eq!(error.unwrap_err().to_string(), expected);
 }
 
 #[test]

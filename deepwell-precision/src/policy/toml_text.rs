@@ -7,7 +7,8 @@ use toml::Spanned;
 
 use super::error::{PolicyError, unknown_key_hint};
 use super::operands::{OperandSetting, OperandSettings, overlay};
-use super::{PRESETS, PrecisionPolicy, Rule, name_or_table};
+use super::{LastBlocks, PRESETS, PrecisionPolicy, Rule, name_or_table};
+use crate::nvfp4::ScaleOrder;
 use crate::{
     BlockShape, Fallback, Format, GemmKind, GemmMode, Granularity, OperandClass, ScaleRule,
 };
@@ -22,6 +23,8 @@ struct PolicyFile {
     fallback: Option<Fallback>,
     keep_first_last_bf16: Option<bool>,
     gemm: Option<GemmMode>,
+    scale_order: Option<ScaleOrder>,
+    last_blocks: Option<Spanned<LastBlocks>>,
     fprop: Option<Operands<Fprop>>,
     dgrad: Option<Operands<Dgrad>>,
     wgrad: Option<Operands<Wgrad>>,
@@ -120,6 +123,10 @@ struct PolicyOut<'a> {
     fallback: Fallback,
     keep_first_last_bf16: bool,
     gemm: GemmMode,
+    #[serde(skip_serializing_if = "super::is_default")]
+    scale_order: ScaleOrder,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_blocks: Option<LastBlocks>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     fprop: Table<'a>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -141,6 +148,43 @@ struct RuleOut<'a> {
     dgrad: Table<'a>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     wgrad: Table<'a>,
+}
+
+impl RuleFile {
+    /// The rule at its place; `refuse` makes an error from a place in the text.
+    fn read(
+        self,
+        source_name: &str,
+        refuse: &dyn Fn(usize, String, &str) -> PolicyError,
+        at: &dyn Fn(usize) -> (usize, usize),
+    ) -> Result<Rule, PolicyError> {
+        let start = self.tensors.span().start;
+        let (line, column) = at(start);
+        let operands = settings(self.fprop, self.dgrad, self.wgrad);
+        match self.format {
+            None if operands.is_empty() => {
+                let message = "expected `format`, `fprop`, `dgrad` or `wgrad` in a rule, got \
+                               `tensors` alone";
+                return Err(refuse(start, message.to_owned(), ""));
+            }
+            Some(format) if !format.is_quantized() && !operands.is_empty() => {
+                let message = format!(
+                    "expected a quantized format, or none, in a rule about operands, got `{format}`"
+                );
+                return Err(refuse(start, message, ""));
+            }
+            _ => {}
+        }
+        let rule = Rule {
+            tensors: self.tensors.into_inner(),
+            format: self.format,
+            operands,
+            place: Some(format!("{source_name}:{line}:{column}")),
+            reason: None,
+        };
+        rule.matcher()?;
+        Ok(rule)
+    }
 }
 
 impl PrecisionPolicy {
@@ -196,35 +240,14 @@ impl PrecisionPolicy {
         policy.keep_first_last_bf16 =
             file.keep_first_last_bf16.unwrap_or(policy.keep_first_last_bf16);
         policy.gemm = file.gemm.unwrap_or(policy.gemm);
+        policy.scale_order = file.scale_order.unwrap_or(policy.scale_order);
+        if let Some(last) = &file.last_blocks {
+            let (start, last) = (last.span().start, *last.get_ref());
+            policy.last_blocks = last.checked().map_err(|message| refuse(start, message, ""))?;
+        }
         overlay(&mut policy.operands, &settings(file.fprop, file.dgrad, file.wgrad));
         for rule in file.rule {
-            let start = rule.tensors.span().start;
-            let (line, column) = at(start);
-            let operands = settings(rule.fprop, rule.dgrad, rule.wgrad);
-            match rule.format {
-                None if operands.is_empty() => {
-                    let message = "expected `format`, `fprop`, `dgrad` or `wgrad` in a rule, got \
-                                   `tensors` alone";
-                    return Err(refuse(start, message.to_owned(), ""));
-                }
-                Some(format) if !format.is_quantized() && !operands.is_empty() => {
-                    let message = format!(
-                        "expected a quantized format, or none, in a rule about operands, got \
-                         `{format}`"
-                    );
-                    return Err(refuse(start, message, ""));
-                }
-                _ => {}
-            }
-            let rule = Rule {
-                tensors: rule.tensors.into_inner(),
-                format: rule.format,
-                operands,
-                place: Some(format!("{source_name}:{line}:{column}")),
-                reason: None,
-            };
-            rule.matcher()?;
-            policy.rules.push(rule);
+            policy.rules.push(rule.read(source_name, &refuse, &at)?);
         }
         Ok(policy)
     }
@@ -242,6 +265,8 @@ impl PrecisionPolicy {
             })
             .collect();
         let [fprop, dgrad, wgrad] = tables(&self.operands);
+        // The preset may have some where this policy has none.
+        let none = (self.format == Format::NVFP4).then_some(LastBlocks::NONE);
         let out = PolicyOut {
             precision: self.format,
             scale_rule: self.scale_rule,
@@ -250,6 +275,8 @@ impl PrecisionPolicy {
             fallback: self.fallback,
             keep_first_last_bf16: self.keep_first_last_bf16,
             gemm: self.gemm,
+            scale_order: self.scale_order,
+            last_blocks: self.last_blocks.or(none),
             fprop,
             dgrad,
             wgrad,

@@ -4,6 +4,7 @@ use deepwell_ir::ops::{Axis, Dequantize};
 use deepwell_ir::{Call, DType, GemmKind, Program};
 use deepwell_kernels::KernelError;
 use deepwell_precision::GemmPrecision;
+use deepwell_precision::hadamard::POINTS;
 use half::bf16;
 use rayon::prelude::*;
 
@@ -76,13 +77,21 @@ fn check_matrix<'a>(
     let scales = operand(1)?;
     let target = operand(call.input_count)?;
     let tensor_scale = if call.input_count == 3 { Some(operand(2)?) } else { None };
-    let planes = Planes { format: op.format, data, scales, tensor_scale };
+    let planes = Planes { format: op.format, data, scales, tensor_scale, groups: None };
     report.count_tensor(target.len());
     let columns = target.shape[1];
     let expected = |index: usize| {
         let (row, column) = (index / columns, index % columns);
         let (outer, k) = if op.axis == Axis::Column { (column, row) } else { (row, column) };
-        let value = planes.at(tables, outer, k) as f32;
+        let number = |k: usize| planes.at(tables, outer, k) as f32;
+        let value = match op.format.hadamard {
+            None => number(k),
+            Some(transform) => {
+                let mut group: [f32; POINTS] = std::array::from_fn(|i| number(k - k % POINTS + i));
+                transform.inverse(&mut group);
+                group[k % POINTS]
+            }
+        };
         match target.dtype {
             DType::Bf16 => bf16::from_f32(value).to_f32(),
             _ => value,

@@ -104,6 +104,22 @@ struct Groups {
     is_wgrad: bool,
 }
 
+/// Quantized operands whose rows are in groups, each group with a tensor scale: `a`, and of wgrad
+/// `b`. Returns the parts of a GEMM without bias.
+fn of_groups<'a>(
+    mut a: Factor<'a>,
+    mut b: Vec<Factor<'a>>,
+    groups: Option<Groups>,
+) -> (Factor<'a>, Vec<Factor<'a>>, Option<Groups>, Option<usize>) {
+    if let Some(Groups { offsets, is_wgrad }) = &groups {
+        let of_rows = b.iter_mut().filter(|_| *is_wgrad).chain([&mut a]);
+        for (planes, _) in of_rows.filter_map(|factor| factor.planes.as_mut()) {
+            planes.groups = Some((offsets[1..].to_vec(), *is_wgrad));
+        }
+    }
+    (a, b, groups, None)
+}
+
 struct Gemm<'a> {
     a: Factor<'a>,
     /// A matrix for each group of rows, or a single matrix.
@@ -131,11 +147,11 @@ impl<'a> Gemm<'a> {
         let scaled = |index: usize, format: QuantFormat, part: usize, is_stack: bool| {
             let data = operand(index)?.part(part, is_stack);
             let scales = operand(index + 1)?.part(part, is_stack);
-            let tensor_scale = match Storage::plane_count(&format) {
-                3 => Some(operand(index + 2)?),
-                _ => None,
-            };
-            let planes = Some((Planes { format, data, scales, tensor_scale }, tables));
+            let has_tensor_scale = Storage::plane_count(&format) == 3;
+            let tensor_scale = has_tensor_scale.then(|| operand(index + 2)).transpose()?;
+            let tensor_scale = tensor_scale.map(|scale| scale.part(part, is_stack));
+            let planes = Planes { format, data, scales, tensor_scale, groups: None };
+            let planes = Some((planes, tables));
             Ok::<_, KernelError>(Factor { data, planes, is_transposed: false })
         };
         // The matrices of a stack, each by itself.
@@ -171,7 +187,7 @@ impl<'a> Gemm<'a> {
                 let count = if is_wgrad { 1 } else { op.grouped.groups };
                 let b = (0..count).map(|index| scaled(op.b_input(), op.b, index, !is_wgrad));
                 let b = b.collect::<Result<Vec<_>, _>>()?;
-                (scaled(0, op.a, 0, false)?, b, groups(op.plane_inputs(), is_wgrad)?, None)
+                of_groups(scaled(0, op.a, 0, false)?, b, groups(op.plane_inputs(), is_wgrad)?)
             }
             other => {
                 return Err(KernelError::Run {

@@ -7,13 +7,13 @@
 //! groups of 1 x 16 or 16 x 16 and a tensor scale.
 
 use deepwell_ir::ops::{Axis, Quantize};
-use deepwell_ir::{Call, DType, Phase, Program, Quantization, Storage, ValueId};
+use deepwell_ir::{Call, DType, Op, Phase, Program, Quantization, Storage, ValueId};
 use deepwell_kernels::KernelError;
 use deepwell_precision::{QuantFormat, scale_tiles};
 use half::bf16;
 use rayon::prelude::*;
 
-use super::planes::{Encoder, code_at};
+use super::planes::{Encoders, Transformed, code_at};
 use super::report::AuditReport;
 use super::view::{Memory, View, view};
 
@@ -66,6 +66,7 @@ impl CopyDifferences {
 #[derive(Clone, Copy)]
 struct MxOperand<'a> {
     source: View<'a>,
+    transformed: &'a Transformed,
     /// Whether the operand is quantized along the columns of the source.
     is_column: bool,
     /// Strides in the source along the operand's rows and along the contraction.
@@ -74,16 +75,16 @@ struct MxOperand<'a> {
     outer: usize,
     contraction: usize,
     format: QuantFormat,
-    encoder: Encoder,
+    encoders: &'a Encoders,
     data: View<'a>,
     scales: View<'a>,
 }
 
 impl<'a> MxOperand<'a> {
     fn new(
-        source: View<'a>,
+        (source, transformed): (View<'a>, &'a Transformed),
         is_column: bool,
-        encoder: Encoder,
+        encoders: &'a Encoders,
         format: QuantFormat,
         data: View<'a>,
         scales: View<'a>,
@@ -91,7 +92,18 @@ impl<'a> MxOperand<'a> {
         let (rows, columns) = (source.shape[0], source.shape[1]);
         let (outer, contraction, strides) =
             if is_column { (columns, rows, (1, columns)) } else { (rows, columns, (columns, 1)) };
-        MxOperand { source, is_column, strides, outer, contraction, format, encoder, data, scales }
+        MxOperand {
+            source,
+            transformed,
+            is_column,
+            strides,
+            outer,
+            contraction,
+            format,
+            encoders,
+            data,
+            scales,
+        }
     }
 
     fn has_the_right_size(&self) -> bool {
@@ -101,7 +113,8 @@ impl<'a> MxOperand<'a> {
     }
 
     fn at(&self, outer: usize, k: usize) -> f32 {
-        self.source.float(outer * self.strides.0 + k * self.strides.1)
+        let of_source = || self.source.float(outer * self.strides.0 + k * self.strides.1);
+        self.transformed.at(outer, k).unwrap_or_else(of_source)
     }
 
     fn differences(&self) -> CopyDifferences {
@@ -135,15 +148,17 @@ impl<'a> MxOperand<'a> {
                 elements.extend((k_start..k_end).flat_map(of_column));
                 end - start
             };
-            let scale = self.encoder.scale(&elements, run);
-            let factor = self.encoder.factor(scale);
+            // A block has rows of one group.
+            let encoder = self.encoders.of_row(if self.is_column { k_start } else { start });
+            let scale = encoder.scale(&elements, run);
+            let factor = encoder.factor(scale);
             for outer in start..end {
                 for block in k_start / every..k_end.div_ceil(every) {
                     let got = self.scales.bytes[scale_tiles::offset(outer, block, blocks)];
                     differences.scales.note(outer * blocks + block, scale.into(), got.into());
                 }
                 for k in k_start..k_end {
-                    let code = self.encoder.code(self.at(outer, k), factor);
+                    let code = encoder.code(self.at(outer, k), factor);
                     let index = outer * self.contraction + k;
                     let got = code_at(&self.format, &self.data, outer, k);
                     differences.data.note(index, code.into(), got.into());
@@ -193,17 +208,40 @@ pub(super) fn check_quantize(
     let stack = view(program, source, memory)?.stack();
     for index in 0..stack.unwrap_or(1) {
         let part = |id: ValueId| Ok(view(program, id, memory)?.part(index, stack.is_some()));
-        check_matrix(report, call, quantization, &part, moment)?;
+        let scope = match (&call.op, call.input_count) {
+            (Op::Quantize(_), 2) => Some(view(program, call.operands[1].value, memory)?),
+            _ => None,
+        };
+        check_matrix(report, call, quantization, (&part, scope), moment)?;
     }
     Ok(())
 }
 
-/// Checks one matrix of a stack; `part` returns that matrix's slice of a value.
+/// Compares the tensor scale of each group with the definition.
+fn check_tensor_scales(
+    report: &mut AuditReport,
+    call: &Call,
+    encoders: &Encoders,
+    scale: &View<'_>,
+    moment: &str,
+) {
+    for (group, encoder) in encoders.all().iter().enumerate() {
+        let (expected, got) = (encoder.tensor_scale(), scale.float(group));
+        if expected.to_bits() != got.to_bits() {
+            let name = scale.name;
+            let what = format!("{moment}`{name}`: expected {expected:e}, got {got:e}");
+            report.add(&call.name, what);
+        }
+    }
+}
+
+/// Checks one matrix of a stack; `part` returns that matrix's slice of a value, `scope` is what the
+/// tensor scales are for, as [`Encoders::new`] takes it.
 fn check_matrix<'a>(
     report: &mut AuditReport,
     call: &Call,
     quantization: &Quantization<'_>,
-    part: &dyn Fn(ValueId) -> Result<View<'a>, KernelError>,
+    (part, scope): (&dyn Fn(ValueId) -> Result<View<'a>, KernelError>, Option<View<'a>>),
     moment: &str,
 ) -> Result<(), KernelError> {
     let Some(source) = quantization.source.map(part).transpose()? else { return Ok(()) };
@@ -211,22 +249,23 @@ fn check_matrix<'a>(
     let output = |index: usize| part(quantization.outputs[index].value);
     let quantize @ &Quantize { format, .. } = quantization.quantize;
     let planes = Storage::plane_count(&format);
-    let amax = if planes == 3 { source.amax() } else { 0.0 };
-    let encoder = Encoder::new(format, amax);
+    let is_columns = quantize.axes().iter().map(|&axis| axis == Axis::Column);
+    let prepared: Vec<(bool, Transformed, Encoders)> = is_columns
+        .map(|is_column| {
+            let transformed = Transformed::new(&source, is_column, &format);
+            let encoders = Encoders::new(format, &source, &transformed, is_column, scope);
+            (is_column, transformed, encoders)
+        })
+        .collect();
     let mut wrong = Vec::new();
-    for (index, &axis) in quantize.axes().iter().enumerate() {
-        let is_column = axis == Axis::Column;
+    for (index, (is_column, transformed, encoders)) in prepared.iter().enumerate() {
+        let is_column = *is_column;
         let data = output(planes * index)?;
         let scales = output(planes * index + 1)?;
-        let operand = MxOperand::new(source, is_column, encoder, format, data, scales);
+        let operand =
+            MxOperand::new((source, transformed), is_column, encoders, format, data, scales);
         if planes == 3 {
-            let scale = output(planes * index + 2)?;
-            let (expected, got) = (encoder.tensor_scale(), scale.float(0));
-            if expected.to_bits() != got.to_bits() {
-                let name = scale.name;
-                let what = format!("{moment}`{name}`: expected {expected:e}, got {got:e}");
-                report.add(&call.name, what);
-            }
+            check_tensor_scales(report, call, encoders, &output(planes * index + 2)?, &moment);
         }
         let name = if is_column { "column" } else { "row" };
         if !operand.has_the_right_size() {

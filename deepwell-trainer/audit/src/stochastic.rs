@@ -6,7 +6,7 @@ use deepwell_kernels::KernelError;
 use deepwell_precision::{Philox, scale_tiles};
 use rayon::prelude::*;
 
-use super::planes::{Encoder, code_at};
+use super::planes::{Encoders, Transformed, code_at};
 use super::report::AuditReport;
 use super::view::{Memory, fingerprint, view};
 
@@ -27,13 +27,27 @@ pub(super) fn check(
     let stream = StochasticRound::stream(&call.name) | u64::from(key.counter(1) as u32);
     let philox = Philox { seed: key.counter(0), stream };
     let every = op.format.scale.stored_every();
-    let encoder = Encoder::new(op.format, x.amax());
+    let transformed = Transformed::new(&x, op.axis == Axis::Column, &op.format);
+    let scope = op.key_input() + 1;
+    let scope = if scope < call.input_count { Some(operand(scope)?) } else { None };
+    let encoders = Encoders::new(op.format, &x, &transformed, op.axis == Axis::Column, scope);
+    // Words of a slice are those of the whole operand.
+    let word = |outer: usize, along: usize| {
+        let (parts, place) = op.columns.map_or((1, 0), |part| (part.parts, part.place));
+        let index = match op.axis {
+            Axis::Column => (outer + place * columns) * k + along,
+            _ => outer * columns * parts + place * columns + along,
+        };
+        philox.word(index as u64)
+    };
     let expected = |index: usize| {
         let (outer, along) = (index / k, index % k);
         let at = if op.axis == Axis::Column { along * columns + outer } else { index };
         let scale = scales.bytes[scale_tiles::offset(outer, along / every, k.div_ceil(every))];
-        let scaled = x.float(at) * encoder.factor(scale);
-        op.format.element.encode_stochastic(scaled, philox.word(index as u64))
+        let number = transformed.at(outer, along).unwrap_or_else(|| x.float(at));
+        let row = if op.axis == Axis::Column { along } else { outer };
+        let scaled = number * encoders.of_row(row).factor(scale);
+        op.format.element.encode_stochastic(scaled, word(outer, along))
     };
     let got = |index: usize| code_at(&op.format, &data, index / k, index % k);
     let wrong = |&index: &usize| expected(index) != got(index);

@@ -86,7 +86,7 @@ fn decide<'a>(
         .iter()
         .zip(&usage)
         .filter(|(tensor, _)| is_float(tensor))
-        .map(|(tensor, usage)| TensorUse { name: &tensor.name, role: usage.role })
+        .map(|(tensor, usage)| TensorUse { name: &tensor.name, role: usage.role, layer: None })
         .collect();
     let policy = match &options.policy {
         Some(policy) => policy.clone(),

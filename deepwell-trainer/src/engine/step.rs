@@ -118,6 +118,7 @@ struct StepInputs<'a> {
     positions: &'a [i32],
     scale: [f32; 1],
     schedule: [f32; 2],
+    /// Seed and number of the step.
     key: [u64; 2],
 }
 
@@ -309,6 +310,15 @@ impl Engine {
         (bounds, positions)
     }
 
+    /// Key of a micro-batch of this rank: its own seed for each micro-batch of the step, counted
+    /// over all ranks, so that tokens meet the same random words on any number of data-parallel
+    /// ranks, and no two micro-batches the same.
+    fn rounding_key(&self, [seed, step]: [u64; 2], micro_batch: u32) -> [u64; 2] {
+        let place = self.plan.parallel.data_place(self.rank()) * self.plan.micro_batches;
+        let index = place as u64 + u64::from(micro_batch);
+        [seed.wrapping_add(index.wrapping_mul(0x9E37_79B9_7F4A_7C15)), step]
+    }
+
     /// Copies a micro-batch into its slot; the first one with the scalars of the step.
     fn stage(
         &mut self,
@@ -329,10 +339,11 @@ impl Engine {
             let range = width * first..width * (first + tokens);
             values.extend(id.map(|id| (id, cast_slice(&all[range]))));
         }
+        let key = self.rounding_key(inputs.key, invocation.micro_batch);
+        values.extend(host.rounding_key.map(|id| (id, cast_slice(&key))));
         if invocation.micro_batch == 0 {
             values.extend(host.loss_scale.map(|id| (id, cast_slice(&inputs.scale))));
             values.extend(host.schedule.map(|id| (id, cast_slice(&inputs.schedule))));
-            values.extend(host.rounding_key.map(|id| (id, cast_slice(&inputs.key))));
         }
         Ok(self.executor.stage(program, invocation.slot, &values)?)
     }

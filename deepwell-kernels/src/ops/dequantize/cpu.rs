@@ -94,7 +94,8 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
         3 => Some(operands.input(2)?),
         _ => None,
     };
-    let (axis, k) = (op.axis, *operands.shape(0).last().unwrap_or(&0));
+    let (axis, transform) = (op.axis, op.format.hadamard);
+    let k = *operands.shape(0).last().unwrap_or(&0);
     by_float!(operands, target_index, E => {
         let target = operands.target::<E>(target_index)?;
         Ok(Box::new(move |arena| {
@@ -103,10 +104,16 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
             let target = target.of(arena);
             match (&tensor_scale, axis) {
                 (Some(scale), axis) => {
-                    let planes = Planes { data, scales, tensor_scale: scale.of(arena)[0], k };
-                    match axis {
-                        Axis::Column => planes.dequantize_columns(columns, target),
-                        _ => planes.dequantize_rows(target),
+                    let planes = Planes::whole(data, scales, scale.of(arena)[0], k);
+                    match (axis, transform) {
+                        (Axis::Column, None) => planes.dequantize_columns(columns, target),
+                        (Axis::Column, Some(transform)) => {
+                            planes.dequantize_transformed_columns(transform, columns, target);
+                        }
+                        (_, None) => planes.dequantize_rows(target),
+                        (_, Some(transform)) => {
+                            planes.dequantize_transformed_rows(transform, target);
+                        }
                     }
                 }
                 (None, axis) => {

@@ -1,12 +1,15 @@
 //! The GEMMs of grouped rows: one GEMM of the backend per group, in order.
 
+mod nvfp4;
+
 use std::ops::Range;
 
-use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Storage};
+use deepwell_ir::{DType, GemmKind, KernelRequest, Op};
 use deepwell_precision::{BLOCK, scale_tiles};
 use half::bf16;
 
 use crate::KernelError;
+use crate::ops::scaled_gemm;
 use crate::runtime::cpu::arena::{Arena, In};
 use crate::runtime::cpu::gemm::{MxPart, Operand, Output, Tier, gemm};
 use crate::runtime::cpu::gemm_output::{self, GemmTarget};
@@ -147,7 +150,7 @@ pub fn grouped_gemm(
 }
 
 /// Checks the offsets and returns the rows of each group.
-fn check_offsets(
+pub(super) fn check_offsets(
     offsets: &[i32],
     rows: usize,
     multiple: usize,
@@ -168,7 +171,7 @@ fn check_offsets(
     }
 }
 
-fn part_of<'a>(out: &'a mut Output<'_>, range: Range<usize>) -> Output<'a> {
+pub(super) fn part_of<'a>(out: &'a mut Output<'_>, range: Range<usize>) -> Output<'a> {
     match out {
         Output::F32 { data, accumulate } => {
             Output::F32 { data: &mut data[range], accumulate: *accumulate }
@@ -216,9 +219,7 @@ pub(super) fn layout(
         Op::GroupedGemm(_) => (GemmKind::Fprop, 1, 2, false),
         Op::GroupedGemmDgrad(_) => (GemmKind::Dgrad, 1, 2, false),
         Op::GroupedGemmWgrad(_) => (GemmKind::Wgrad, 1, 2, false),
-        Op::ScaledGroupedGemm(op) if Storage::plane_count(&op.a) == 2 => {
-            (op.kind, op.b_input(), op.plane_inputs(), true)
-        }
+        Op::ScaledGroupedGemm(op) => (op.kind, op.b_input(), op.plane_inputs(), true),
         _ => return None,
     };
     let (of_a, of_b) = (shape(0), shape(b));
@@ -238,6 +239,9 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
         return Err(operands.unknown_kernel());
     };
     let tier = operands.tier()?;
+    if operands.dtype(0) == DType::E2m1 {
+        return nvfp4::prepare(operands, tier, kind, [b, offsets], sizes);
+    }
     let (a, b) = (MatrixIn::new(operands, 0)?, MatrixIn::new(operands, b)?);
     let offsets = operands.input::<i32>(offsets)?;
     let target = GemmTarget::new(operands, operands.output(0))?;
@@ -259,6 +263,10 @@ pub(super) fn workspace_bytes(request: &KernelRequest<'_>, tier: Tier, _: usize)
         GemmKind::Dgrad => [rows, k, n],
         GemmKind::Wgrad => [n, k, rows],
     };
+    if request.operands[0].dtype == DType::E2m1 {
+        let [m, n, k] = sizes;
+        return scaled_gemm::nvfp4::workspace_bytes(tier, m, n, k);
+    }
     gemm_output::workspace_bytes(request, [0, b], sizes, tier)
 }
 

@@ -4,22 +4,22 @@ use std::ops::Range;
 
 use deepwell_ir::ops::{Axis, Quantize};
 use deepwell_ir::{Op, Storage};
-use deepwell_precision::nvfp4::{self, Common};
 use deepwell_precision::{
     QuantFormat, QuantStats, QuantizeError, ScaleFormat, Source, quantize_both, quantize_columns,
     quantize_rows, scale_tiles, scales_len,
 };
 
+use super::nvfp4::{self, Matrices, Scope};
 use crate::KernelError;
 use crate::runtime::cpu::arena::{Arena, Out};
 use crate::runtime::cpu::operands::{Operands, Run, by_float};
 
 /// Output planes of one axis.
-struct PlanesOut {
-    data: Out<u8>,
-    scales: Out<u8>,
-    tensor_scale: Option<Out<f32>>,
-    axis: Axis,
+pub(super) struct PlanesOut {
+    pub(super) data: Out<u8>,
+    pub(super) scales: Out<u8>,
+    pub(super) tensor_scale: Option<Out<f32>>,
+    pub(super) axis: Axis,
 }
 
 impl PlanesOut {
@@ -48,24 +48,31 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
         _ => return Err(operands.unexpected(0, "a matrix, or a stack of them")),
     };
     let Quantize { format, axis: _ } = *op;
+    let scope = Scope::new(operands, 1)?;
     let statistics = operands.target::<u64>(operands.values.len() - 1)?;
     let count = Storage::plane_count(&format);
     let axes = op.axes().iter().enumerate();
-    let planes = axes.map(|(i, &axis)| PlanesOut::new(operands, &format, axis, 1 + i * count));
+    let planes = axes
+        .map(|(i, &axis)| PlanesOut::new(operands, &format, axis, operands.output(0) + i * count));
     let planes = planes.collect::<Result<Vec<_>, _>>()?;
     by_float!(operands, 0, E => {
         let x = operands.input::<E>(0)?;
         Ok(Box::new(move |arena| {
             let (x, shape) = (x.of(arena), [rows, columns]);
             let stats = match format.scale {
-                ScaleFormat::Ue4m3(_) => quantize_nvfp4(x, shape, &format, &planes, arena),
-                _ => (0..matrices).try_fold(QuantStats::default(), |mut stats, index| {
-                    let x = &x[index * rows * columns..][..rows * columns];
-                    stats.merge(&quantize_mx(x, shape, &format, &planes, index, arena)?);
-                    Ok(stats)
-                }),
+                ScaleFormat::Ue4m3(_) => {
+                    let matrices = Matrices { x, count: matrices, shape };
+                    nvfp4::quantize(matrices, &format, &scope, &planes, arena)?
+                }
+                _ => {
+                    let stats = (0..matrices).try_fold(QuantStats::default(), |mut stats, index| {
+                        let x = &x[index * rows * columns..][..rows * columns];
+                        stats.merge(&quantize_mx(x, shape, &format, &planes, index, arena)?);
+                        Ok(stats)
+                    });
+                    stats.map_err(|error: QuantizeError| error.to_string())?
+                }
             };
-            let stats = stats.map_err(|error: QuantizeError| error.to_string())?;
             statistics.of(arena).copy_from_slice(&encode(&stats));
             Ok(())
         }))
@@ -116,44 +123,18 @@ fn quantize_mx<S: Source>(
     Ok(stats)
 }
 
-fn quantize_nvfp4<S: Source>(
-    x: &[S],
-    [rows, columns]: [usize; 2],
-    format: &QuantFormat,
-    planes: &[PlanesOut],
-    arena: &Arena,
-) -> Result<QuantStats, QuantizeError> {
-    let common = Common::nearest(nvfp4::amax(x));
-    let mut stats = QuantStats::default();
-    for PlanesOut { data, scales, tensor_scale, axis } in planes {
-        let (outer, k) = outer_and_k(*axis, rows, columns);
-        let plain = &mut scales.of(arena)[..nvfp4::scales_len(outer, k)];
-        let data = data.of(arena);
-        let (scale, of_axis) = match axis {
-            Axis::Column => nvfp4::quantize_columns(x, rows, columns, format, &common, data, plain),
-            _ => nvfp4::quantize_rows(x, rows, columns, format, &common, data, plain),
-        }?;
-        if let Some(tensor_scale) = tensor_scale {
-            tensor_scale.of(arena).fill(scale);
-        }
-        stats.merge(&of_axis);
-    }
-    tile_all(planes, [rows, columns], format, 0, arena)?;
-    Ok(stats)
-}
-
 /// Bytes of the scales of `[outer, k]`, in tiles.
-fn tiles(outer: usize, k: usize, format: &QuantFormat) -> usize {
+pub(super) fn tiles(outer: usize, k: usize, format: &QuantFormat) -> usize {
     scale_tiles::tiled_len(outer, k.div_ceil(format.scale.stored_every()))
 }
 
 /// Rows of an operand, and its contraction.
-fn outer_and_k(axis: Axis, rows: usize, columns: usize) -> (usize, usize) {
+pub(super) fn outer_and_k(axis: Axis, rows: usize, columns: usize) -> (usize, usize) {
     if axis == Axis::Column { (columns, rows) } else { (rows, columns) }
 }
 
 /// Rearranges the scales of matrix `index` of a stack from row-major to tiles.
-fn tile_all(
+pub(super) fn tile_all(
     planes: &[PlanesOut],
     [rows, columns]: [usize; 2],
     format: &QuantFormat,

@@ -2,6 +2,7 @@
 
 pub mod cpu;
 mod cuda;
+pub(crate) mod nvfp4;
 
 use super::OpKernels;
 use crate::runtime::cpu::CpuKernel;

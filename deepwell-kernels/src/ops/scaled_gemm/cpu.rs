@@ -46,11 +46,9 @@ fn multiply(
     workspace: &mut [u8],
 ) -> Result<(), String> {
     if let (Some(a_scale), Some(b_scale)) = (&a.tensor_scale, &b.tensor_scale) {
-        let planes = |operand: &PlanesIn, scale: &In<f32>| nvfp4::Planes {
-            data: operand.data.of(arena),
-            scales: operand.scales.of(arena),
-            tensor_scale: scale.of(arena)[0],
-            k: operand.k,
+        let planes = |operand: &PlanesIn, scale: &In<f32>| {
+            let (data, scales) = (operand.data.of(arena), operand.scales.of(arena));
+            nvfp4::Planes::whole(data, scales, scale.of(arena)[0], operand.k)
         };
         let (a, b) = (planes(a, a_scale), planes(b, b_scale));
         return nvfp4::scaled_gemm(tier, [m, n], a, b, out, workspace)

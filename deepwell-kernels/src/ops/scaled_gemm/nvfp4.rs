@@ -5,7 +5,7 @@
 //! tensor scales to the FP32 sums, as tensor cores do.
 
 use deepwell_precision::nvfp4::BLOCK;
-use deepwell_precision::{e2m1, scale_tiles, ue4m3};
+use deepwell_precision::{Hadamard16, e2m1, scale_tiles, ue4m3};
 use half::bf16;
 use rayon::prelude::*;
 
@@ -37,15 +37,38 @@ pub struct Planes<'a> {
     pub tensor_scale: f32,
     /// Elements of a row.
     pub k: usize,
+    /// What of the stored rows these are.
+    pub part: Part,
+}
+
+/// A part of the stored operand: rows from `first_row` on, elements of a row from `first_k` on.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// First row.
+    pub first_row: usize,
+    /// First element of each row, a multiple of 16.
+    pub first_k: usize,
+    /// Stored elements of a row.
+    pub stored_k: usize,
+}
+
+impl<'a> Planes<'a> {
+    /// All rows of an operand.
+    pub fn whole(data: &'a [u8], scales: &'a [u8], tensor_scale: f32, k: usize) -> Planes<'a> {
+        let part = Part { first_row: 0, first_k: 0, stored_k: k };
+        Planes { data, scales, tensor_scale, k, part }
+    }
 }
 
 impl Planes<'_> {
     /// Element times block scale, without the tensor scale.
     #[inline(always)]
     fn scaled(&self, outer: usize, k: usize) -> f32 {
-        let byte = self.data[outer * self.k.div_ceil(2) + k / 2];
+        let Part { first_row, first_k, stored_k } = self.part;
+        let (outer, k) = (outer + first_row, k + first_k);
+        let byte = self.data[outer * stored_k.div_ceil(2) + k / 2];
         let bits = byte >> (k % 2 * 4) & 0xF;
-        let place = scale_tiles::offset(outer, k / BLOCK, self.k.div_ceil(BLOCK));
+        let place = scale_tiles::offset(outer, k / BLOCK, stored_k.div_ceil(BLOCK));
         VALUES[usize::from(bits)] * ue4m3::decode(self.scales[place])
     }
 
@@ -94,6 +117,52 @@ impl Planes<'_> {
                     let scaled = self.scaled(column, block * BLOCK + i);
                     target[column] = within(scaled * self.tensor_scale);
                 }
+            }
+        });
+    }
+}
+
+impl Planes<'_> {
+    /// The numbers of block `block` of a row, in FP32, with the transform undone.
+    fn untransformed(&self, outer: usize, block: usize, transform: Hadamard16) -> [f32; BLOCK] {
+        let mut group =
+            std::array::from_fn(|i| self.scaled(outer, block * BLOCK + i) * self.tensor_scale);
+        transform.inverse(&mut group);
+        group
+    }
+
+    /// [`Planes::dequantize_rows`] of an operand that was transformed before quantization.
+    ///
+    /// # Panics
+    ///
+    /// If a plane is too short, or K is not a multiple of 16.
+    pub fn dequantize_transformed_rows<E: Element>(&self, transform: Hadamard16, target: &mut [E]) {
+        assert!(self.k.is_multiple_of(BLOCK), "expected whole groups of {BLOCK}, got {}", self.k);
+        target.par_chunks_mut(self.k.max(1)).enumerate().for_each(|(row, target)| {
+            for (block, target) in target.chunks_mut(BLOCK).enumerate() {
+                let group = self.untransformed(row, block, transform);
+                target.iter_mut().zip(group).for_each(|(target, x)| *target = within(x));
+            }
+        });
+    }
+
+    /// [`Planes::dequantize_columns`] of an operand that was transformed before quantization.
+    ///
+    /// # Panics
+    ///
+    /// As [`Planes::dequantize_transformed_rows`].
+    pub fn dequantize_transformed_columns<E: Element>(
+        &self,
+        transform: Hadamard16,
+        columns: usize,
+        target: &mut [E],
+    ) {
+        assert!(self.k.is_multiple_of(BLOCK), "expected whole groups of {BLOCK}, got {}", self.k);
+        target.par_chunks_mut((BLOCK * columns).max(1)).enumerate().for_each(|(block, target)| {
+            for column in 0..columns {
+                let group = self.untransformed(column, block, transform);
+                let rows = target.chunks_mut(columns);
+                rows.zip(group).for_each(|(row, x)| row[column] = within(x));
             }
         });
     }
@@ -206,7 +275,7 @@ mod tests {
 
         fn planes(&self) -> Planes<'_> {
             let Quantized { data, scales, tensor_scale, k, .. } = self;
-            Planes { data, scales, tensor_scale: *tensor_scale, k: *k }
+            Planes::whole(data, scales, *tensor_scale, *k)
         }
 
         /// By definition, in f64.

@@ -1,12 +1,14 @@
 //! Stochastic rounding of a quantized operand's elements: see `deepwell_ir::ops::StochasticRound`.
 
-use deepwell_ir::ops::{Axis, StochasticRound};
+use deepwell_ir::ops::{Axis, PartOfColumns, StochasticRound};
 use deepwell_ir::{ALIGNMENT_BYTES, KernelRequest, Op};
-use deepwell_precision::nvfp4::{self, Common};
-use deepwell_precision::{BLOCK, ElementFormat, Philox, ScaleFormat, e8m0, scale_tiles};
+use deepwell_precision::{
+    BLOCK, ElementFormat, Philox, QuantizeError, ScaleFormat, e8m0, nvfp4, scale_tiles,
+};
 use rayon::prelude::*;
 
 use crate::KernelError;
+use crate::ops::quantize::nvfp4::{Scope, Target, quantize_part};
 use crate::runtime::cpu::element::Element;
 use crate::runtime::cpu::gemm::{Carver, Tier};
 use crate::runtime::cpu::operands::{Operands, Run, by_float};
@@ -75,7 +77,8 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     let key = operands.input::<u64>(op.key_input())?;
     let data = operands.target::<u8>(operands.output(0))?;
     let workspace = operands.workspace::<u8>()?;
-    let (axis, format) = (op.axis, op.format);
+    let (axis, format, part) = (op.axis, op.format, op.columns);
+    let scope = Scope::new(operands, op.key_input() + 1)?;
     let stream = StochasticRound::stream(&operands.call.name);
     by_float!(operands, 0, E => {
         let x = operands.input::<E>(0)?;
@@ -89,18 +92,35 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
                 return Ok(());
             }
             // Recomputes the scales, which come out unchanged.
+            let shape = [rows, columns];
             let (outer, k) = if axis == Axis::Column { (columns, rows) } else { (rows, columns) };
             let plain = Carver::new(workspace.of(arena)).take::<u8>(nvfp4::scales_len(outer, k));
-            let common = Common { amax: nvfp4::amax(x), philox: Some(philox) };
-            let rounded = match axis {
-                Axis::Column => {
-                    nvfp4::quantize_columns(x, rows, columns, &format, &common, data, plain)
-                }
-                _ => nvfp4::quantize_rows(x, rows, columns, &format, &common, data, plain),
-            };
-            rounded.map(drop).map_err(|error| error.to_string())
+            if let Scope::Groups(_) = scope {
+                data.fill(0);
+            }
+            let words = part.map(|part| words_of_part(part, shape, axis));
+            let text = |error: QuantizeError| error.to_string();
+            for group in scope.parts(rows, arena)? {
+                let of_group = &x[group.start * columns..group.end * columns];
+                let amax = scope.amax(of_group, [group.len(), columns], &format, axis, arena);
+                let constants = (amax.map_err(text)?, Some(philox), words);
+                let target = Target { axis, data: &mut *data, plain: &mut *plain };
+                quantize_part(x, shape, group, &format, constants, target).map_err(text)?;
+            }
+            Ok(())
         }))
     })
+}
+
+/// Words of a part of the columns of a tensor: index of the first element in the whole operand, and
+/// elements of a row of the whole operand.
+fn words_of_part(part: PartOfColumns, [rows, columns]: [usize; 2], axis: Axis) -> (u64, u64) {
+    let (first, whole) = (part.place * columns, part.parts * columns);
+    let (first, stride) = match axis {
+        Axis::Column => (first * rows, rows),
+        _ => (first, whole),
+    };
+    (first as u64, stride as u64)
 }
 
 /// Scratch for recomputed scales, in formats whose kernel computes scales and elements together.

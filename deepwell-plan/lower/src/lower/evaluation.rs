@@ -4,12 +4,13 @@ use std::borrow::Cow;
 
 use deepwell_ir::{
     Graph, KernelCatalog, Mode, Node, Op, Phase, Program, Schedule, Slotted, Target,
-    apply_served_precision, expert_row_alignment, verify_program,
+    apply_precision_of_rank, expert_row_alignment, verify_program,
 };
 use deepwell_precision::QuantFormat;
 
 use super::pipeline::part_of_rank;
 use super::rank::RankContext;
+use super::tensor::slices;
 use super::{Lowering, context, fuse_for, part_of_layers, pipeline};
 use crate::{Plan, PlanError};
 
@@ -34,7 +35,8 @@ pub fn lower_evaluation(
     let align = expert_row_alignment(&graph, &plan.policy)?;
     let (own, splits) = part_of_layers(&graph, plan, align, target)?;
     let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
-    let (quantized, precision) = apply_served_precision(&cut, &plan.policy, &serves)?;
+    let slices = slices(&splits, target);
+    let (quantized, precision) = apply_precision_of_rank(&cut, &plan.policy, &serves, slices)?;
     let quantized = context::part_of_sequences(Cow::Owned(quantized), plan, target)?;
     let quantized = part_of_rank(quantized, pipeline.as_ref())?;
     let graph = fuse_for(&quantized, plan, catalog, target)?;

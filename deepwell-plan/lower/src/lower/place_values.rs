@@ -32,7 +32,8 @@ pub(super) fn place_values(
 fn place_persistent(program: &mut Program) -> usize {
     let slots = program.slots as usize;
     let host = &program.host;
-    let of_micro_batch = [host.tokens, host.targets, host.documents, host.positions];
+    let of_micro_batch =
+        [host.tokens, host.targets, host.documents, host.positions, host.rounding_key];
     let mut offset = 0;
     for kind in MemoryKind::ALL.into_iter().filter(|kind| kind.is_persistent()) {
         for (index, value) in program.values.iter_mut().enumerate() {

@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use deepwell_ir::{
     Binding, Graph, GroupId, KernelCatalog, Mode, Phase, ProcessGroup, Program, Target,
-    TensorPrecision, apply_served_precision, defer_weight_gradients, differentiate,
+    TensorPrecision, apply_precision_of_rank, defer_weight_gradients, differentiate,
     expert_row_alignment, recompute, verify_program,
 };
 use deepwell_precision::QuantFormat;
@@ -20,7 +20,7 @@ use super::builder::ProgramBuilder;
 use super::handover::receive_first_and_send_last;
 use super::pipeline::{self, Pipeline, part_of_rank};
 use super::rank::RankContext;
-use super::tensor::Splits;
+use super::tensor::{Splits, slices};
 use super::{
     Counted, Lowering, Scheduling, check_ranks, context, fuse_for, overlap_collectives,
     part_of_layers, streams,
@@ -111,8 +111,9 @@ impl<'a> SharedGraph<'a> {
         target: &Target,
     ) -> Result<SharedGraph<'a>, PlanError> {
         let serves = |format: &QuantFormat| catalog.serves(format, target);
+        let slices = slices(&differentiated.splits, target);
         let (quantized, precision) =
-            apply_served_precision(&differentiated.graph, &plan.policy, &serves)?;
+            apply_precision_of_rank(&differentiated.graph, &plan.policy, &serves, slices)?;
         Ok(SharedGraph {
             plan,
             differentiated,

@@ -9,8 +9,8 @@ use std::collections::HashMap;
 
 use deepwell_ir::ops::{Collective, CollectiveKind, NormOfSums, SumsOfSquares};
 use deepwell_ir::{
-    DType, Graph, GroupId, MemoryKind, Phase, ProcessGroup, Split, SplitOver, Target, TensorRank,
-    ValueId, check_split_blocks, tensor_parallel,
+    DType, Graph, GroupId, MemoryKind, Phase, ProcessGroup, RankSlices, Split, SplitOver, Target,
+    TensorRank, ValueId, check_split_blocks, tensor_parallel,
 };
 
 use super::builder::{read, write};
@@ -19,7 +19,7 @@ use super::{Lowering, expert};
 use crate::{Plan, PlanError};
 
 /// The rank of a target in its tensor-parallel group, if it has one.
-fn rank_of(target: &Target) -> Option<TensorRank> {
+pub(super) fn rank_of(target: &Target) -> Option<TensorRank> {
     let (group, members) = target.ranks.named(ProcessGroup::TENSOR)?;
     let place = members.position_of(target.ranks.rank)?;
     Some(TensorRank { group, place, ranks: members.ranks.len() })
@@ -48,6 +48,11 @@ pub(super) fn split(
     let names = own.parameters().map(|(_, tensor)| tensor.name.clone());
     let splits = names.zip(splits).filter_map(|(name, split)| Some((name, split?))).collect();
     Ok((own, splits))
+}
+
+/// This rank's slices for the precision pass; `None` if parameters are whole.
+pub(super) fn slices<'a>(splits: &'a Splits, target: &Target) -> Option<RankSlices<'a>> {
+    rank_of(target).map(|rank| RankSlices { rank, splits })
 }
 
 /// Gradients whose squares are summed, and the groups whose ranks hold different gradients.

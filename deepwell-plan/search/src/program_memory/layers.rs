@@ -69,6 +69,24 @@ fn layer_of_parameters(graph: &Graph) -> HashMap<TensorId, usize> {
     layer_of
 }
 
+/// The policy with rules about the last blocks by name: a model of a few layers counts them anew.
+pub(super) fn with_blocks_by_name(graph: &Graph, policy: &PrecisionPolicy) -> PrecisionPolicy {
+    let layer_of = layer_of_parameters(graph);
+    policy.clone().with_blocks_by_name(&uses(graph, &layer_of))
+}
+
+/// The parameters as a policy sees them.
+fn uses<'a>(graph: &'a Graph, layer_of: &HashMap<TensorId, usize>) -> Vec<TensorUse<'a>> {
+    let use_of = |(id, tensor): (TensorId, &'a deepwell_ir::Tensor)| match tensor.kind {
+        TensorKind::Parameter { role, .. } => {
+            let layer = layer_of.get(&id).map(|&layer| layer as u32);
+            Some(TensorUse { name: &tensor.name, role, layer })
+        }
+        _ => None,
+    };
+    graph.parameters().filter_map(use_of).collect()
+}
+
 /// Kinds by ops and shapes, told apart further by the formats of the parameters.
 fn kinds(
     graph: &Graph,
@@ -78,12 +96,9 @@ fn kinds(
     let kinds = layer_kinds(graph);
     // A policy may keep the first and the last linear tensor in BF16. Every stage with few layers
     // keeps the first and the last layer of the model, so both stand here for linear tensors.
-    let end = TensorUse { name: "", role: Role::Linear };
+    let end = TensorUse { name: "", role: Role::Linear, layer: None };
     let parameters: Vec<_> = graph.parameters().collect();
-    let uses = parameters.iter().filter_map(|(_, tensor)| match tensor.kind {
-        TensorKind::Parameter { role, .. } => Some(TensorUse { name: &tensor.name, role }),
-        _ => None,
-    });
+    let uses = uses(graph, layer_of).into_iter();
     let uses: Vec<TensorUse<'_>> = [end].into_iter().chain(uses).chain([end]).collect();
     // Lowering reports a policy that cannot be applied.
     let Ok(assigned) = policy.assign(&uses) else { return kinds };

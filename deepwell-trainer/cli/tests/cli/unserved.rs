@@ -4,7 +4,8 @@ use super::*;
 
 const MODEL: &str = "llama-micro";
 
-/// `nvfp4` on a GPU trained in BF16 and exited with 0.
+/// `nvfp4` on a GPU trained in BF16 and exited with 0. The last blocks are in MXFP8, which a GPU
+/// serves, and this does not change the answer.
 #[test]
 fn issue_31_a_policy_of_which_nothing_is_served_is_an_error() {
     let folder = Folder::new();
@@ -23,7 +24,8 @@ fn issue_31_a_policy_of_which_nothing_is_served_is_an_error() {
     let output = deepwell(&[&["dryrun", MODEL, "--allow-fallback"], &nvfp4[..]].concat());
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
-    let said = "12 tensors in bf16, not nvfp4: CUDA kernels take mxfp8, not nvfp4";
+    // The last block of two is in MXFP8.
+    let said = "6 tensors in bf16, not nvfp4: CUDA kernels take mxfp8, not nvfp4";
     assert!(stderr.contains(&format!("warning: {said}")), "{stderr}");
 }
 

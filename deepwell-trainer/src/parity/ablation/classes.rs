@@ -1,9 +1,10 @@
-//! Classes of GEMM operands that an ablation quantizes or leaves out, for some tensors or for all.
+//! Classes that an ablation leaves out or has alone: GEMM operands, for some tensors or for all,
+//! and parts of NVFP4's recipe.
 
 use std::collections::{HashMap, HashSet};
 
 use deepwell_ir::{Graph, PrecisionPolicy, Tag, TensorKind};
-use deepwell_precision::{GemmKind, OperandClass, PolicyError, Role};
+use deepwell_precision::{GemmKind, OperandClass, PolicyError, RecipePart, Role};
 use globset::Glob;
 use serde::{Deserialize, Serialize};
 
@@ -17,34 +18,76 @@ pub enum AblateBy {
     Operand,
     /// Linear tensors by kind, over all layers: q, k, v, o, gate, up, down.
     Tensor,
+    /// All parts of the NVFP4 recipe, those below.
+    Recipe,
+    /// Random Hadamard transform of wgrad's operands.
+    Rht,
+    /// Stochastic rounding of gradients.
+    Sr,
+    /// Square blocks of weights.
+    Square,
+    /// Higher precision of the last blocks.
+    Exceptions,
+    /// Selection of 4 or 6 for the activations of fprop.
+    FourSix,
 }
 
-/// Operands that are quantized, or not, together.
+impl AblateBy {
+    /// The parts of the recipe; none if the classes are of operands.
+    pub(super) fn parts(self) -> Vec<RecipePart> {
+        match self {
+            AblateBy::Gemm | AblateBy::Operand | AblateBy::Tensor => Vec::new(),
+            AblateBy::Recipe => RecipePart::ALL.to_vec(),
+            AblateBy::Rht => vec![RecipePart::Hadamard],
+            AblateBy::Sr => vec![RecipePart::StochasticRounding],
+            AblateBy::Square => vec![RecipePart::SquareWeights],
+            AblateBy::Exceptions => vec![RecipePart::LastBlocks],
+            AblateBy::FourSix => vec![RecipePart::FourSix],
+        }
+    }
+}
+
+/// What a class consists of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Members {
+    /// Operands that are quantized, or not, together.
+    Operands {
+        operands: Vec<OperandClass>,
+        /// A glob over tensor names; none takes all.
+        tensors: Option<String>,
+    },
+    /// A part of the recipe, in NVFP4 with or without it.
+    Part(RecipePart),
+}
+
+/// What an ablation leaves out, or has alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Class {
     /// Name in the report.
     pub(super) name: String,
     /// Common part of the folders' names.
     pub(super) folder: String,
-    /// The operands.
-    pub(super) operands: Vec<OperandClass>,
-    /// A glob over tensor names; none takes all.
-    pub(super) tensors: Option<String>,
+    members: Members,
+}
+
+impl Members {
+    fn of(operands: &[OperandClass], tensors: Option<String>) -> Members {
+        Members::Operands { operands: operands.to_vec(), tensors }
+    }
 }
 
 impl Class {
     fn of_gemm(gemm: GemmKind, tensors: Option<&str>) -> Class {
         let name = gemm.name().to_string();
-        let operands = OperandClass::of(gemm).to_vec();
-        Class { folder: name.clone(), name, operands, tensors: tensors.map(str::to_string) }
+        let members = Members::of(&OperandClass::of(gemm), tensors.map(str::to_string));
+        Class { folder: name.clone(), name, members }
     }
 
     fn of_operand(class: OperandClass, tensors: Option<&str>) -> Class {
         Class {
             name: class.name().to_string(),
             folder: format!("{}-{}", class.gemm().name(), class.operand()),
-            operands: vec![class],
-            tensors: tensors.map(str::to_string),
+            members: Members::of(&[class], tensors.map(str::to_string)),
         }
     }
 
@@ -56,29 +99,39 @@ impl Class {
         Class {
             name,
             folder: format!("{}-{}", kind.tag, kind.place),
-            operands: OperandClass::ALL.to_vec(),
-            tensors: Some(format!("{{{}}}", kind.names.join(","))),
+            members: Members::of(OperandClass::ALL, Some(format!("{{{}}}", kind.names.join(",")))),
         }
     }
 
-    /// `policy` with nothing else quantized.
+    fn of_part(part: RecipePart) -> Class {
+        let name = part.name().to_string();
+        Class { folder: name.clone(), name, members: Members::Part(part) }
+    }
+
+    /// `policy` with nothing else quantized, or with no other part of the recipe.
     pub(super) fn alone(&self, policy: &PrecisionPolicy) -> Result<PrecisionPolicy, PolicyError> {
         let policy = policy.clone();
-        match &self.tensors {
-            None => Ok(policy.only(&self.operands)),
-            Some(tensors) => policy.only_in(tensors, &self.operands),
+        match &self.members {
+            Members::Operands { operands, tensors: None } => Ok(policy.only(operands)),
+            Members::Operands { operands, tensors: Some(tensors) } => {
+                policy.only_in(tensors, operands)
+            }
+            Members::Part(part) => Ok(policy.with_part_alone(*part)),
         }
     }
 
-    /// `policy` with everything else quantized.
+    /// `policy` with everything else quantized, or with all other parts of the recipe.
     pub(super) fn left_out(
         &self,
         policy: &PrecisionPolicy,
     ) -> Result<PrecisionPolicy, PolicyError> {
         let policy = policy.clone();
-        match &self.tensors {
-            None => Ok(policy.without(&self.operands)),
-            Some(tensors) => policy.without_in(tensors, &self.operands),
+        match &self.members {
+            Members::Operands { operands, tensors: None } => Ok(policy.without(operands)),
+            Members::Operands { operands, tensors: Some(tensors) } => {
+                policy.without_in(tensors, operands)
+            }
+            Members::Part(part) => Ok(policy.without_part(*part)),
         }
     }
 }
@@ -105,6 +158,7 @@ pub(super) fn classes(
             }
             kinds.iter().map(Class::of_kind).collect()
         }
+        by => by.parts().into_iter().map(Class::of_part).collect(),
     })
 }
 
@@ -176,22 +230,43 @@ mod tests {
 
     use super::*;
 
+    fn check(model: &str, by: AblateBy, tensors: Option<&str>, expected: &[&str]) {
+        let graph = ModelConfig::preset(model).unwrap().capture(Some(32)).unwrap();
+        let classes = classes(&graph, by, tensors).unwrap();
+        let names: Vec<String> =
+            classes.iter().map(|class| format!("{}: {}", class.folder, class.name)).collect();
+        assert_eq!(names, expected);
+        for class in &classes {
+            // Each policy can be applied: its globs match.
+            let policy = match by.parts().as_slice() {
+                [] => PrecisionPolicy::mxfp8(),
+                _ => PrecisionPolicy::nvfp4(),
+            };
+            for policy in [class.alone(&policy).unwrap(), class.left_out(&policy).unwrap()] {
+                deepwell_ir::apply_precision(&graph, &policy).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_the_recipe() {
+        check(
+            "llama-micro",
+            AblateBy::Recipe,
+            None,
+            &[
+                "rht: rht",
+                "sr: sr",
+                "square: square",
+                "exceptions: exceptions",
+                "four-six: four-six",
+            ],
+        );
+        check("llama-micro", AblateBy::FourSix, None, &["four-six: four-six"]);
+    }
+
     #[test]
     fn classes_of_models() {
-        let check = |model: &str, by, tensors: Option<&str>, expected: &[&str]| {
-            let graph = ModelConfig::preset(model).unwrap().capture(Some(32)).unwrap();
-            let classes = classes(&graph, by, tensors).unwrap();
-            let names: Vec<String> =
-                classes.iter().map(|class| format!("{}: {}", class.folder, class.name)).collect();
-            assert_eq!(names, expected);
-            for class in &classes {
-                // Each policy can be applied: its globs match.
-                let policy = PrecisionPolicy::mxfp8();
-                for policy in [class.alone(&policy).unwrap(), class.left_out(&policy).unwrap()] {
-                    deepwell_ir::apply_precision(&graph, &policy).unwrap();
-                }
-            }
-        };
         check(
             "llama-micro",
             AblateBy::Gemm,

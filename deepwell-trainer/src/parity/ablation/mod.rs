@@ -6,6 +6,9 @@
 //! The gain from leaving a class out is the gap of the whole policy less the gap of the policy
 //! without this class. Both are means over seeds with 95 % intervals.
 //!
+//! A class may also be a part of NVFP4's recipe. All runs but BF16's are then in NVFP4: with this
+//! part alone, and with all other parts.
+//!
 //! A GEMM with only one quantized operand runs in BF16 on the dequantized operand. Such runs are
 //! slower than runs of the whole policy, and reproduce only its numerics.
 
@@ -98,6 +101,7 @@ pub fn run(
     let graph = options.settings.model_source()?.capture(Some(options.settings.seq_len))?;
     options.settings.resolve_learning_rate(graph.parameter_count());
     let policy = options.settings.precision_policy()?;
+    check_parts(&options, &policy)?;
     let classes = classes(&graph, options.by, options.tensors.as_deref())?;
     for class in &classes {
         for policy in [class.alone(&policy)?, class.left_out(&policy)?] {
@@ -134,6 +138,27 @@ pub fn run(
     say(page::text(&report));
     say(format_args!("report: {}", options.out.join("ablation.html").display()));
     Ok((Some(report), ExitStatus::Success))
+}
+
+/// Checks that the policy has the parts of the recipe to ablate.
+fn check_parts(options: &AblationOptions, policy: &PrecisionPolicy) -> Result<(), TrainError> {
+    let parts = options.by.parts();
+    let setting = |setting, expected: String, got: String, hint: &str| {
+        Err(TrainError::Setting { setting, expected, got, hint: Some(hint.to_string()) })
+    };
+    if let Some(glob) = options.tensors.as_ref().filter(|_| !parts.is_empty()) {
+        let expected = "no tensors for parts of the recipe, which hold for the whole policy";
+        return setting("ablate-tensors", expected.to_string(), glob.clone(), "leave it out");
+    }
+    match parts.iter().find(|&&part| !policy.has_part(part)) {
+        None => Ok(()),
+        Some(part) => setting(
+            "ablate",
+            "a part of the recipe that the policy has".to_string(),
+            part.to_string(),
+            "`--precision nvfp4` has all of them",
+        ),
+    }
 }
 
 /// Trains the runs of one seed; none if interrupted by the user. Also returns the whole policy's

@@ -17,8 +17,21 @@ fn interval(estimate: &Estimate) -> Interval {
 /// Subject of the report, in a few words.
 fn subject(report: &AblationReport) -> String {
     let of = report.tensors.as_deref().map_or_else(String::new, |glob| format!(" of `{glob}`"));
-    let seeds = report.whole.pairs;
-    format!("{} steps on {}, {seeds} seeds, operands{of}", report.steps, report.device)
+    let (seeds, what) = (report.whole.pairs, if is_recipe(report) { "recipe" } else { "operands" });
+    format!("{} steps on {}, {seeds} seeds, {what}{of}", report.steps, report.device)
+}
+
+fn is_recipe(report: &AblationReport) -> bool {
+    !report.by.parts().is_empty()
+}
+
+/// Names of the two gaps of a class.
+fn names(report: &AblationReport) -> [String; 2] {
+    let names = match is_recipe(report) {
+        true => ["gap with this part alone", "regained by leaving it out"],
+        false => ["quantized alone", "regained by leaving it out"],
+    };
+    names.map(str::to_string)
 }
 
 /// The whole page.
@@ -34,7 +47,7 @@ pub(super) fn html(report: &AblationReport) -> String {
     let chart = IntervalChart {
         title: "What each class costs".to_string(),
         x_label: "held-out loss relative to BF16, %".to_string(),
-        names: vec!["quantized alone".to_string(), "regained by leaving it out".to_string()],
+        names: names(report).to_vec(),
         rows,
         reference: Some(100.0 * report.whole.mean),
     };
@@ -43,8 +56,8 @@ pub(super) fn html(report: &AblationReport) -> String {
         .iter()
         .map(|cost| vec![cost.class.clone(), in_percent(&cost.alone), in_percent(&cost.regained)])
         .collect();
-    let columns = ["class", "quantized alone", "regained by leaving it out"];
-    let table = Table { columns: columns.map(str::to_string).to_vec(), rows };
+    let [alone, regained] = names(report);
+    let table = Table { columns: vec!["class".to_string(), alone, regained], rows };
     let summary = KeyValueTable::default()
         .row("runs", subject(report))
         .row("parameters", report.params.to_string())

@@ -50,7 +50,8 @@ pub(crate) fn check(gpu: &mut Gpu, rows: usize, columns: usize, kind: &str) {
         ];
         let output = HostTensor::output(DType::E4m3, &[outer, k]);
         let format = QuantFormat::MXFP8.with_rounding(ElementRounding::Stochastic);
-        let got = gpu.run(StochasticRound { format, axis }, &inputs, &[output], false, 1);
+        let got =
+            gpu.run(StochasticRound { format, axis, columns: None }, &inputs, &[output], false, 1);
         let wrong = (0..x.len()).find(|&index| got[0].bytes[index] != expected(index));
         let wrong = wrong.map(|index| (index, got[0].bytes[index], expected(index)));
         assert_eq!(wrong, None, "{what}: index, got, expected");

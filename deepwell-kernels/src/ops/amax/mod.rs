@@ -1,0 +1,9 @@
+//! The largest magnitude of a tensor: see `deepwell_ir::ops::Amax`.
+
+mod cpu;
+
+use super::OpKernels;
+use crate::runtime::cpu::CpuKernel;
+
+pub(super) const KERNELS: OpKernels =
+    OpKernels { cpu: &[CpuKernel::new("amax", cpu::prepare)], cuda: &[] };
