@@ -176,7 +176,7 @@ fn the_library_is_preferred_where_it_may_and_can() {
         (&linear_op, &linear[..], hopper, &[], "cuda_sm90_bf16_gemm"),
         (&linear_op, &linear[..], blackwell, &[], "cuda_sm100_bf16_gemm"),
         (&mx_op(SQUARES), &mx[..], hopper, &[CUBLASLT], "cublaslt_mx_gemm"),
-        (&mx_op(SQUARES), &mx[..], hopper, &[], "cuda_sm90_dequantized_mxfp8_gemm"),
+        (&mx_op(SQUARES), &mx[..], hopper, &[], "cuda_sm90_mxfp8_gemm"),
         (&mx_op(SQUARES), &mx[..], blackwell, &[CUBLASLT], "cuda_sm100_mxfp8_gemm"),
         (&mx_op(SQUARES), &mx[..], Architecture::Sm120a, &[CUBLASLT], "cuda_sm120_mxfp8_gemm"),
         (&mx_op(QuantFormat::MXFP8), &mx[..], hopper, &[CUBLASLT], "cublaslt_dequantized_mx_gemm"),

@@ -15,7 +15,7 @@ use crate::runtime::cuda::launch::tcgen05::GemmSizes;
 use crate::runtime::cuda::launch::tensor_maps::{Operands, k_major_boxes, scale_boxes};
 use crate::runtime::cuda::prepare::{CallView, Device, Step};
 use crate::runtime::cuda::spec::{CudaKernelSpec, TileSelection};
-use crate::runtime::predict::{MMA_SYNC_MXFP8, mma_sync_gemm};
+use crate::runtime::predict::mma_sync_gemm;
 
 /// Threads of a CTA, as in the source.
 pub(crate) const THREADS: u32 = 384;
@@ -55,13 +55,18 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     sm100_mxfp8_gemm::reject(request)
 }
 
-/// The current version is not measured; an earlier version was slower than cuBLASLt. Predicted at
-/// twice the time of the slowest measured kernel for the same requests, so that a measured kernel
-/// always wins.
-const UNTIMED: f64 = 2.0;
+/// Shares of the FP8 peak that whole waves of tiles reach, measured on an H200: 1058 to 1112 TFLOP/s
+/// in fprop and dgrad, 749 to 794 in wgrad, whose scales change with every column
+/// (`benchmarks/sm90_gemms_2026-11-24.md`). Time for results, which prediction adds, is part of both.
+const SHARE: f64 = 0.52;
+const WGRAD_SHARE: f64 = 0.39;
 
 fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
-    UNTIMED * mma_sync_gemm(request, target, MMA_SYNC_MXFP8)
+    let share = match request.op {
+        Op::ScaledGemm(op) if op.b.block.is_square() => SHARE,
+        _ => WGRAD_SHARE,
+    };
+    mma_sync_gemm(request, target, share)
 }
 
 /// Bytes per cycle that an SM reads from shared memory, or writes to it.

@@ -224,7 +224,7 @@ fn the_fastest_gemm_is_taken() {
         (linear(), blackwell, &[], "cuda_sm100_bf16_gemm"),
         (linear(), consumer, &[], "cuda_bf16_gemm"),
         (mx(wide), hopper, library, "cublaslt_mx_gemm"),
-        (mx(wide), hopper, &[], "cuda_sm90_dequantized_mxfp8_gemm"),
+        (mx(wide), hopper, &[], "cuda_sm90_mxfp8_gemm"),
         (mx(fine), hopper, library, "cublaslt_dequantized_mx_gemm"),
         (mx(fine), hopper, &[], "cuda_sm90_dequantized_mxfp8_gemm"),
         (mx(fine), blackwell, library, "cuda_sm100_mxfp8_gemm"),
