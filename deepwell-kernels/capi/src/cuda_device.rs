@@ -1,12 +1,11 @@
 //! A GPU whose memory and streams belong to the caller.
 //!
-//! A call is prepared twice. [`CudaDevice::warm_up`] prepares it at addresses that nothing reads,
-//! which loads modules and constants. [`CudaDevice::steps`] prepares it at the caller's addresses,
-//! which only fills in arguments. A run neither allocates device memory nor synchronizes, so a
-//! caller may capture it.
+//! [`CudaDevice::warm_up`] prepares a call at addresses that nothing reads, which loads modules and
+//! constants, and [`CudaDevice::template`] finds out where the addresses are in its steps. A run
+//! fills in the caller's addresses. It neither allocates device memory nor synchronizes, so a caller
+//! may capture it.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use deepwell_ir::{Instance, Program, Target};
 use deepwell_kernels::KernelError;
@@ -16,6 +15,7 @@ use deepwell_kernels::cuda::{
 };
 
 use crate::status::Failure;
+use crate::template::{Template, moved};
 
 /// Alignment of the parts of a workspace.
 const ALIGNMENT_BYTES: usize = 256;
@@ -103,18 +103,36 @@ impl CudaDevice {
         Ok(Workspace { kernel_bytes, counters })
     }
 
-    /// Turns a call at the caller's addresses into steps.
+    /// Finds the places of addresses in the steps of a call that was warmed up.
+    pub(crate) fn template(
+        &mut self,
+        program: &Program,
+        workspace: Workspace,
+    ) -> Result<Option<Template>, Failure> {
+        let offsets = program.values.iter().map(|value| value.range.offset);
+        let addresses: Vec<usize> = offsets
+            .chain([program.arena.bytes.next_multiple_of(ALIGNMENT_BYTES)])
+            .map(|offset| WARM_UP_ADDRESS + offset)
+            .collect();
+        let moved: Vec<usize> =
+            addresses.iter().enumerate().map(|(index, &address)| moved(index, address)).collect();
+        let first = self.steps(program, &addresses, workspace)?;
+        let second = self.steps(program, &moved, workspace)?;
+        Ok(Template::new(first, second, &addresses))
+    }
+
+    /// Turns a call at the caller's addresses into steps: of its operands, then of the workspace.
     pub(crate) fn steps(
         &mut self,
         program: &Program,
         addresses: &[usize],
-        workspace_at: usize,
         workspace: Workspace,
-    ) -> Result<Arc<[Step]>, Failure> {
+    ) -> Result<Vec<Step>, Failure> {
         let mut program = program.clone();
         for (value, &address) in program.values.iter_mut().zip(addresses) {
             value.range.offset = address;
         }
+        let workspace_at = addresses[program.values.len()];
         program.calls[0].workspace.offset = workspace_at;
         let counters_at = workspace_at + workspace.counters_offset();
         let (mut steps, counters) = self.prepare(&program, counters_at)?;
@@ -129,7 +147,7 @@ impl CudaDevice {
             let bytes = counters * size_of::<u32>();
             steps.insert(0, Step::Fill { target, byte: 0, bytes });
         }
-        Ok(steps.into())
+        Ok(steps)
     }
 
     /// Returns the steps of a call, and how many arrival counters they use.

@@ -81,8 +81,7 @@ unsafe fn run_on(
         }
     }
     let addresses: Vec<usize> = copies.iter().map(|copy| copy.0 as usize).collect();
-    let (operands_at, workspace_at) = addresses.split_at(operands.len());
-    let steps = device.steps(program, operands_at, workspace_at[0], workspace)?;
+    let steps = device.steps(program, &addresses, workspace)?;
     device.enqueue(&steps, 0)?;
     for &(((value, address), copy), access) in &parts {
         if access != Access::Read {

@@ -49,6 +49,7 @@ mod plan;
 mod request;
 mod session;
 mod status;
+mod template;
 
 pub use attention::{dw_attention_bf16_backward, dw_attention_bf16_forward, dw_fmha_bf16_forward};
 pub use gemm::{DwDType, dw_bf16_gemm, dw_mxfp8_gemm, dw_mxfp8_quantize, dw_mxfp8_scale_bytes};

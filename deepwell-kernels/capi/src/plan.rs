@@ -1,12 +1,10 @@
 //! Plans: a kernel selected once for sizes and types, run on any memory and stream.
 
-use std::collections::VecDeque;
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use deepwell_ir::Program;
-use deepwell_kernels::cuda::Step;
 
 use crate::cuda_device::Workspace;
 use crate::device::{self, Device};
@@ -14,6 +12,7 @@ use crate::emulated_device;
 use crate::request::{Checked, DwRequest};
 use crate::session::not_null;
 use crate::status::{DwStatus, Failure, guard};
+use crate::template::{self, Template};
 
 /// Version of the interface of plans: a library with the same number, or a larger one, serves a
 /// caller that was written for this number.
@@ -22,22 +21,14 @@ pub const DW_ABI_VERSION: u32 = 1;
 /// Alignment of every operand and workspace, because kernels copy whole lines.
 const ALIGNMENT_BYTES: usize = 64;
 
-/// Places of operands whose launches a plan keeps: the layers of a model that share a plan.
-const KEPT_PLACES: usize = 256;
-
 /// A kernel for one op, one device and fixed sizes.
 pub struct DwPlan {
     device: Arc<Mutex<Device>>,
     program: Program,
     pub(crate) workspace: Workspace,
     kernel: CString,
-    /// Launches by the addresses of operands and workspace, most recent last.
-    places: Mutex<VecDeque<Place>>,
-}
-
-struct Place {
-    addresses: Vec<usize>,
-    steps: Arc<[Step]>,
+    /// `None` if each run prepares the call.
+    template: Mutex<Option<Template>>,
 }
 
 impl DwPlan {
@@ -49,12 +40,16 @@ impl DwPlan {
         let choice = open.select(call)?.choice;
         let kernel = CString::new(choice.kernel.clone()).unwrap_or_default();
         let program = open.program(call, choice);
-        let workspace = match &mut *open {
-            Device::Host(_) => Workspace { kernel_bytes: 0, counters: 0 },
-            Device::Cuda(cuda) | Device::Emulated(cuda) => cuda.warm_up(&program)?,
+        let (workspace, template) = match &mut *open {
+            Device::Host(_) => (Workspace { kernel_bytes: 0, counters: 0 }, None),
+            Device::Emulated(gpu) => (gpu.warm_up(&program)?, None),
+            Device::Cuda(cuda) => {
+                let workspace = cuda.warm_up(&program)?;
+                (workspace, cuda.template(&program, workspace)?)
+            }
         };
         drop(open);
-        Ok(DwPlan { device, program, workspace, kernel, places: Mutex::default() })
+        Ok(DwPlan { device, program, workspace, kernel, template: Mutex::new(template) })
     }
 
     /// # Safety
@@ -78,21 +73,14 @@ impl DwPlan {
                 let mut addresses: Vec<usize> = Vec::with_capacity(operands.len() + 1);
                 addresses.extend(operands.iter().map(|operand| operand.expose_provenance()));
                 addresses.push(workspace.expose_provenance());
-                let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-                let known = places.iter().rev().find(|place| place.addresses == addresses);
-                let steps = match known {
-                    Some(place) => Arc::clone(&place.steps),
-                    None => {
-                        let (operands_at, workspace_at) = addresses.split_at(operands.len());
-                        let (program, size) = (&self.program, self.workspace);
-                        let steps = cuda.steps(program, operands_at, workspace_at[0], size)?;
-                        if places.len() == KEPT_PLACES {
-                            places.pop_front();
-                        }
-                        places.push_back(Place { addresses, steps: Arc::clone(&steps) });
-                        steps
-                    }
-                };
+                let mut template = self.template.lock().unwrap_or_else(PoisonError::into_inner);
+                let is_aligned = |at: &usize| at.is_multiple_of(template::ALIGNMENT_BYTES);
+                if let Some(template) = template.as_mut()
+                    && addresses.iter().all(is_aligned)
+                {
+                    return cuda.enqueue(template.at(&addresses), stream);
+                }
+                let steps = cuda.steps(&self.program, &addresses, self.workspace)?;
                 cuda.enqueue(&steps, stream)
             }
         }

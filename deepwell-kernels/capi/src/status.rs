@@ -63,7 +63,10 @@ fn set_last_error(message: &str) {
 pub(crate) fn guard(body: impl FnOnce() -> Result<(), Failure>) -> DwStatus {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => {
-            set_last_error("");
+            // No allocation in the calls of a training step.
+            if LAST_ERROR.with_borrow(|message| !message.is_empty()) {
+                set_last_error("");
+            }
             DwStatus::Ok
         }
         Ok(Err(failure)) => {

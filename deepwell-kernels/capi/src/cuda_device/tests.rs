@@ -2,14 +2,17 @@
 
 use std::sync::{Arc, Mutex};
 
-use deepwell_ir::{DType, GemmKind, Op, ops};
+use deepwell_ir::{DType, GemmKind, KernelCatalog, Op, ops};
 use deepwell_kernels::SingleCall;
-use deepwell_kernels::cuda::{Architecture, Driver, FakeDriver, KernelImages, cuda_target};
+use deepwell_kernels::cuda::{
+    Architecture, CudaCatalog, Driver, FakeDriver, KernelImages, cuda_target,
+};
 use deepwell_precision::QuantFormat;
 
 use super::CudaDevice;
 use crate::device::Device;
 use crate::plan::DwPlan;
+use crate::template::{Template, moved};
 
 fn rms_norm_backward() -> SingleCall {
     let (x, w) = ((DType::Bf16, vec![64, 256]), (DType::Bf16, vec![256]));
@@ -93,7 +96,8 @@ fn check(call: &SingleCall) {
     let made = counts.read();
     assert_eq!(made.launches, 0, "a plan launches nothing");
     let mut launches = Vec::new();
-    for (start, stream) in [(0, 0), (32 << 20, 7), (0, 7)] {
+    // The last addresses are not aligned as a template expects.
+    for (start, stream) in [(0, 0), (32 << 20, 7), (0, 7), (64, 7)] {
         let mut next = memory + start;
         let mut take = |bytes: usize| {
             let at = std::ptr::without_provenance_mut(next);
@@ -127,11 +131,58 @@ fn check(call: &SingleCall) {
     assert_eq!(of(&made), of(&ended), "{name}");
 }
 
+fn calls() -> [SingleCall; 6] {
+    let [forward, backward] = [attention(), attention_backward()];
+    [rms_norm_backward(), forward, backward, cross_entropy(), quantize(), mxfp8_gemm()]
+}
+
 #[test]
 fn a_run_only_enqueues() {
-    let norm = rms_norm_backward();
-    let [attention, backward] = [attention(), attention_backward()];
-    for call in [norm, attention, backward, cross_entropy(), quantize(), mxfp8_gemm()] {
+    for call in calls() {
         check(&call);
+    }
+}
+
+/// Steps by a template are those that the launcher prepares, at any addresses.
+#[test]
+fn a_template_gives_what_the_launcher_prepares() {
+    let target = cuda_target(Architecture::Sm90a, 132, &[]);
+    let driver = Box::new(FakeDriver::h200());
+    let mut device = CudaDevice::new(driver, KernelImages::empty(), target.clone());
+    for call in calls() {
+        let name = call.op.name();
+        let choice = CudaCatalog.select(&call.request(), &target).unwrap().choice;
+        let program = call.program(choice, target.clone(), 1);
+        let workspace = device.warm_up(&program).unwrap();
+        let mut template = device.template(&program, workspace).unwrap().expect(name);
+        for seed in [1, 2] {
+            let place = |index: usize| ((index * 7 + seed * 5) % 13 + 1) << 33 | seed << 8;
+            let addresses: Vec<usize> = (0..=program.values.len()).map(place).collect();
+            let prepared = device.steps(&program, &addresses, workspace).unwrap();
+            assert_eq!(template.at(&addresses), prepared, "{name}");
+        }
+    }
+}
+
+/// A launcher that writes an address's bits anywhere but in a word of its own has no template.
+#[test]
+fn a_step_with_a_hidden_address_has_no_template() {
+    use deepwell_kernels::cuda::{DevicePtr, Step};
+
+    let fill = |target: usize, bytes: usize| Step::Fill {
+        target: DevicePtr(target as u64),
+        byte: 0,
+        bytes,
+    };
+    let addresses = [1 << 20];
+    let second = moved(0, addresses[0]);
+    for (first, then, expected) in [
+        (fill(addresses[0] + 8, 4), fill(second + 8, 4), true),
+        (fill(addresses[0], 4), fill(second, 8), false),
+        (fill(addresses[0], 4), fill(second + 8, 4), false),
+        (fill(addresses[0], 4), fill(moved(1, addresses[0]), 4), false),
+    ] {
+        let found = Template::new(vec![first.clone()], vec![then.clone()], &addresses).is_some();
+        assert_eq!(found, expected, "{first:?} and {then:?}");
     }
 }
