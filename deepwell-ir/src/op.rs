@@ -204,6 +204,8 @@ ops! {
     MergeAttention,
     /// [`Op::Rope`] or its backward for a part of the sequence.
     RopeOfPart,
+    /// Rotary position embedding by angles of a table.
+    RopeByTable,
     /// `silu(gate) · up`.
     SwiGlu,
     /// Gradients of [`Op::SwiGlu`].

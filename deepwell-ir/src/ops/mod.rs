@@ -80,7 +80,7 @@ pub use permute::{AddUnpermute, Permute, Unpermute};
 pub use quantize::{Axis, Quantize};
 pub use relu::{Relu, ReluBackward};
 pub use rms_norm::{AddRmsNorm, RmsNorm, RmsNormBackward};
-pub use rope::{Rope, RopeBackward};
+pub use rope::{Rope, RopeBackward, RopeByTable};
 pub use route::{Route, RouteBackward, RouteGroups, RouteScore};
 pub use router_logits::{RouterLogits, RouterLogitsBackward};
 pub use router_loss::{RouterLoss, RouterLossGrad};

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{Check, product};
 use crate::autodiff::BackwardContext;
 use crate::op::{OpRule, OutputType, TensorType};
-use crate::{IrError, Node, OpError, Shape};
+use crate::{DType, IrError, Node, OpError, Shape};
 
 /// Rotates each head of x `[T, heads · head_dim]`; token `t` has position `t mod S`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -123,5 +123,60 @@ impl OpRule for RopeBackward {
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
         3 * product(&shapes[0])
+    }
+}
+
+/// Rotates each head of x `[T, heads · head_dim]` by angles of a table `[P, head_dim]` (F32): of row
+/// `t mod P`, cosines and then sines of the pairs, which are half a head apart. For tokens whose
+/// positions are data.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RopeByTable {
+    /// Number of heads in a row.
+    pub heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Whether to rotate by the negative angle, as the gradient does.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub back: bool,
+}
+
+impl OpRule for RopeByTable {
+    fn name(&self) -> &'static str {
+        "rope_by_table"
+    }
+
+    fn attributes(&self) -> String {
+        let back = if self.back { " back" } else { "" };
+        format!("heads={} head_dim={}{back}", self.heads, self.head_dim)
+    }
+
+    fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
+        let check = Check::count(self.name(), inputs, &["x", "table"])?;
+        check.same_float(&[0])?;
+        check.dtype(1, DType::F32)?;
+        check.rank(0, 2)?;
+        check.rank(1, 2)?;
+        let (width, angles) = (check.fixed(0, 1)?, check.fixed(1, 1)?);
+        if width != self.heads * self.head_dim || angles != self.head_dim || angles % 2 != 0 {
+            return Err(check.error(
+                format!(
+                    "rows of {} heads x {}, even, and a table as wide as a head",
+                    self.heads, self.head_dim
+                ),
+                format!("rows of {width} and a table of {angles}"),
+            ));
+        }
+        Ok(vec![OutputType::activation("", inputs[0].shape.clone(), inputs[0].dtype)])
+    }
+
+    fn flops(&self, shapes: &[Vec<usize>]) -> u64 {
+        3 * product(&shapes[0])
+    }
+
+    fn backward(&self, node: &Node, context: &mut BackwardContext<'_>) -> Result<(), IrError> {
+        let Some(dy) = context.gradient_of(node.outputs[0]) else { return Ok(()) };
+        let op = RopeByTable { back: !self.back, ..self.clone() };
+        let dx = context.emit_fresh(op, "", &[dy, node.inputs[1]])?[0];
+        context.contribute(node.inputs[0], dx)
     }
 }

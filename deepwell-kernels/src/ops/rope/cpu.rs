@@ -277,6 +277,29 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
     })
 }
 
+pub(super) fn prepare_by_table(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
+    let Op::RopeByTable(op) = op else { return Err(operands.unknown_kernel()) };
+    let (half, back) = (op.head_dim / 2, op.back);
+    let table = operands.input::<f32>(1)?;
+    let (heads, head_dim) = (op.heads, op.head_dim);
+    by_float!(operands, 0, E => {
+        let (x, y) = (operands.input::<E>(0)?, operands.target::<E>(2)?);
+        Ok(Box::new(move |arena| {
+            let (x, table) = (x.of(arena), table.of(arena));
+            let rows = || table.chunks_exact(2 * half.max(1));
+            let cos: Vec<f32> = rows().flat_map(|row| &row[..half]).copied().collect();
+            let sin: Vec<f32> = rows().flat_map(|row| &row[half..]).copied().collect();
+            let shape = RopeShape { heads, head_dim, seq: rows().len(), ..RopeShape::default() };
+            if back {
+                rope_backward(x, shape, &cos, &sin, y.of(arena));
+            } else {
+                rope_forward(x, shape, &cos, &sin, y.of(arena));
+            }
+            Ok(())
+        }))
+    })
+}
+
 /// Bytes of the cosines and sines of every position: at most as many positions as tokens of a
 /// micro-batch.
 pub(super) fn workspace_bytes(request: &KernelRequest<'_>, _: Tier, _: usize) -> usize {

@@ -18,8 +18,9 @@ const WIDTH: usize = 8;
 const HEADS: usize = 4;
 
 pub(crate) const SPECS: &[CudaKernelSpec] =
-    &[CudaKernelSpec::new("cuda_rope", &["rope", "rope_backward", "rope_of_part"], prepare)
-        .reject(reject)];
+    &[CudaKernelSpec::new("cuda_rope", OPS, prepare).reject(reject)];
+
+const OPS: &[&str] = &["rope", "rope_backward", "rope_of_part", "rope_by_table"];
 
 /// Returns the rotation, whether it is backward, and the rank's part of each sequence; without
 /// context parallelism the part is the whole sequence.
@@ -33,21 +34,28 @@ pub(super) fn rope_of(op: &Op) -> Option<(&Rope, bool, Zigzag)> {
     }
 }
 
+/// Heads, pairs of a head, and whether the rotation is backward.
+fn turn_of(op: &Op) -> Option<(usize, usize, bool)> {
+    if let Op::RopeByTable(op) = op {
+        return Some((op.heads, op.head_dim / 2, op.back));
+    }
+    let (rope, backward, _) = rope_of(op)?;
+    Some((rope.heads, rope.inverse_frequencies.len(), backward))
+}
+
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
-    let (rope, ..) = rope_of(request.op)?;
+    let (heads, half, _) = turn_of(request.op)?;
     let rows = request.operands[0].shape[0];
-    let half = rope.inverse_frequencies.len();
-    if rope.interleaved || rope.plain_dim > 0 {
+    if rope_of(request.op).is_some_and(|(rope, ..)| rope.interleaved || rope.plain_dim > 0) {
         return Some("turns whole heads, pairs half a head apart".to_string());
     }
-    if Split::new(rows, rope.heads, half).is_none() {
+    if Split::new(rows, heads, half).is_none() {
         return Some(format!(
-            "indexes its threads with 32 bits, which {rows} rows of {} heads of {} exceed",
-            rope.heads,
+            "indexes its threads with 32 bits, which {rows} rows of {heads} heads of {} exceed",
             2 * half
         ));
     }
-    all_bf16(request, &[0, 1])
+    all_bf16(request, &[0, request.operands.len() - 1])
 }
 
 /// Division of the pairs of all rows among threads.
@@ -107,17 +115,24 @@ pub(super) fn table_of(
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
-    let Some((rope, backward, part)) = rope_of(&call.call.op) else {
+    let Some((heads, half, backward)) = turn_of(&call.call.op) else {
         return Err(call.refuse("expected a rotary embedding"));
     };
     let (x, y) = (call.input(0), call.output(0));
     let rows = x.shape[0];
-    let half = rope.inverse_frequencies.len();
-    let Some(split) = Split::new(rows, rope.heads, half) else {
+    let Some(split) = Split::new(rows, heads, half) else {
         return Err(call.refuse(format!("expected fewer than {rows} rows")));
     };
-    let positions = call.program.seq.min(rows).max(1);
-    let table = table_of(rope, (positions, part), device)?;
+    let (table, positions) = match rope_of(&call.call.op) {
+        Some((rope, _, part)) => {
+            let positions = call.program.seq.min(rows).max(1);
+            (table_of(rope, (positions, part), device)?, positions)
+        }
+        None => {
+            let table = call.input(1);
+            (table.pointer, table.shape[0].max(1))
+        }
+    };
     let entry = if split.width == WIDTH { "rope_vector" } else { "rope_scalar" };
     let function = device.function("rope", entry, 0)?;
     let arguments = vec![
@@ -126,7 +141,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         y.argument(),
         Argument::U32(split.items),
         Argument::U32(positions as u32),
-        Argument::U32(rope.heads as u32),
+        Argument::U32(heads as u32),
         Argument::U32(half as u32),
         Argument::U32(split.head_step as u32),
         Argument::F32(if backward { -1.0 } else { 1.0 }),

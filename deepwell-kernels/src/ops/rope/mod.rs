@@ -14,6 +14,7 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         CpuKernel::new("rope", cpu::prepare).scratch(cpu::workspace_bytes),
         CpuKernel::new("rope_backward", cpu::prepare).scratch(cpu::workspace_bytes),
         CpuKernel::new("rope_of_part", cpu::prepare).scratch(cpu::workspace_bytes),
+        CpuKernel::new("rope_by_table", cpu::prepare_by_table),
     ],
     cuda: &[cuda::SPECS, cuda_partial::SPECS, cuda_quantize::SPECS],
 };

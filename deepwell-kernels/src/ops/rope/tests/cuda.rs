@@ -127,6 +127,50 @@ fn parts_of_sequences_turn_by_their_places() {
     }
 }
 
+/// Rows of a table that are positions of sequences, in order and not, give what the op of sequences
+/// gives.
+pub(crate) fn check_by_table(gpu: &mut Gpu, heads: usize, head_dim: usize, rows: usize) {
+    let half = head_dim / 2;
+    let frequencies = short_frequencies(half);
+    let wide: Vec<f64> = frequencies.iter().map(|&f| f.into()).collect();
+    let shape = [rows, heads * head_dim];
+    let x = HostTensor::bf16(&shape, &uniform(rows * heads * head_dim, 7, 4.0));
+    for (positions, step) in [(rows, 1), (rows.div_ceil(2), 1), (rows, 5)] {
+        let angles = |position: usize, of: fn(f64) -> f64| -> Vec<f32> {
+            wide.iter().map(|&f| of((position * step % 31) as f64 * f) as f32).collect()
+        };
+        let rows_of = |row| [angles(row, f64::cos), angles(row, f64::sin)].concat();
+        let table: Vec<f32> = (0..positions).flat_map(rows_of).collect();
+        let inputs = [x.clone(), HostTensor::f32(&[positions, head_dim], &table)];
+        for back in [false, true] {
+            let op = ops::RopeByTable { heads, head_dim, back };
+            let output = [HostTensor::output(DType::Bf16, &shape)];
+            let got = gpu.run(op, &inputs, &output, false, 1);
+            // Each row by itself, at its own position of a sequence of 31.
+            let of = oracle::Shape { heads, head_dim, seq: 31, ..oracle::Shape::default() };
+            let expected: Vec<f64> = (x.to_f64().chunks_exact(heads * head_dim).enumerate())
+                .flat_map(|(row, values)| {
+                    let position = row % positions * step % 31;
+                    let turn = if back { oracle::backward } else { oracle::forward };
+                    let turned = turn(&values.repeat(31), &of, &wide);
+                    turned[position * values.len()..][..values.len()].to_vec()
+                })
+                .collect();
+            let what = format!("{rows} rows, {heads} heads of {head_dim}, {positions} positions");
+            let tolerance = Tolerance::bf16(6.0 * 2f64.powi(-21));
+            assert_close(&what, &got[0].to_f64(), &expected, tolerance);
+        }
+    }
+}
+
+trial!(a_table_has_a_row_for_each_token_or_each_position);
+fn a_table_has_a_row_for_each_token_or_each_position() {
+    let mut gpu = Gpu::open();
+    for (heads, head_dim, rows) in [(1, 2, 1), (3, 6, 10), (5, 64, 34), (2, 128, 62)] {
+        check_by_table(&mut gpu, heads, head_dim, rows);
+    }
+}
+
 trial!(has_the_bits_of_the_cpu);
 fn has_the_bits_of_the_cpu() {
     let mut gpu = Gpu::open();
@@ -241,6 +285,7 @@ emulated! {
     rope on Sm100a: |gpu| {
         check(gpu, &Case::new(600, 5, 64, 48));
         check(gpu, &Case::new(400, 3, 6, 48));
+        check_by_table(gpu, 3, 16, 20);
     }
 }
 
