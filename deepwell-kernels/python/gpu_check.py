@@ -49,6 +49,18 @@ def median_us(call, repeats=30, inner=10) -> float:
     return statistics.median(times)
 
 
+def kernel_us(call, repeats=20) -> float:
+    """Mean time of the kernels of a call, without the time between them."""
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(repeats):
+            call()
+        torch.cuda.synchronize()
+    return sum(event.self_device_time_total for event in profiler.key_averages()) / repeats
+
+
 class Log:
     def __init__(self, folder: Path):
         folder.mkdir(parents=True, exist_ok=True)
@@ -166,6 +178,22 @@ def correctness(log: Log) -> None:
         # Two operands in E4M3, each 0.0264 in the root mean square.
         compare(log, "mxfp8 linear", mxfp8.linear, F.linear, [x, w], 0.045)
 
+    def rope(q):
+        angles = torch.arange(512.0, device=DEVICE)[:, None] * torch.rand(32, device=DEVICE)
+        angles = torch.cat([angles, angles], -1)
+        cos, sin = angles.cos(), angles.sin()
+        turned = torch.cat([-q[..., 32:], q[..., :32]], -1)
+        table = functional.rope_table(cos, sin)
+        return functional.rope(q, table) if q.dtype == BF16 else (
+            q * cos[:, None] + turned * sin[:, None]
+        )  # fmt: skip
+
+    def same_angles(q):
+        torch.manual_seed(1)
+        return rope(q)
+
+    q = torch.randn(2, 512, 5, 64, device=DEVICE, dtype=BF16)
+    log.attempt("rope", lambda: compare(log, "rope", same_angles, same_angles, [q], rows))
     log.attempt("mxfp8", linear)
     log.attempt("graph", lambda: graph(log))
     log.attempt("streams", lambda: streams(log))
@@ -231,9 +259,14 @@ def overhead(log: Log) -> None:
     w = torch.rand(64, device=DEVICE, dtype=BF16)
     q = torch.randn(1, 64, 1, 64, device=DEVICE, dtype=BF16)
     heads = q.transpose(1, 2)
+    trained = x.detach().clone().requires_grad_()
     calls = {
         "operator rms_norm": lambda: torch.ops.deepwell.rms_norm(x, w, 1e-6),
         "function rms_norm": lambda: functional.rms_norm(x, w),
+        "function rms_norm with a gradient": lambda: functional.rms_norm(trained, w),
+        "torch rms_norm with a gradient": lambda: F.rms_norm(trained, (64,), w),
+        "operator swiglu": lambda: torch.ops.deepwell.swiglu(x, x),
+        "function swiglu": lambda: functional.swiglu(x, x),
         "torch rms_norm": lambda: F.rms_norm(x, (64,), w),
         "function attention": lambda: functional.attention(q, q, q),
         "torch attention": lambda: F.scaled_dot_product_attention(
@@ -335,6 +368,7 @@ def rows(log: Log) -> None:
                 torch.autograd.grad(call(*inputs), inputs, direction)  # noqa: B023
 
             row[f"{who}_us"] = round(median_us(run), 1)
+            row[f"{who}_kernels_us"] = round(kernel_us(run), 1)
         log.write(**row)
 
 

@@ -1,6 +1,6 @@
 """Trains a model from random weights in one configuration, and times the steps.
 
-    python3 gpu_train.py MODEL CONFIGURATION [--steps N]
+    python3 gpu_train.py MODEL CONFIGURATION [--steps N] [--profile]
 
 Prints one line of JSON. `gpu_check.py` starts one process for each configuration.
 """
@@ -26,7 +26,26 @@ CONFIGURATIONS = [
 ]  # fmt: skip
 
 
-def train(model_name: str, configuration: str, steps: int) -> dict:
+def kernels_of(step, rows: int = 25) -> str:
+    """Kernels of one step by their time on the device, and the time in which none runs."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        begin = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        step_ms = 1e3 * (time.perf_counter() - begin)
+    events = profiler.key_averages()
+    events = sorted(events, key=lambda event: -event.self_device_time_total)
+    busy_ms = sum(event.self_device_time_total for event in events) / 1e3
+    lines = [f"step {step_ms:.1f} ms, kernels {busy_ms:.1f} ms, none {step_ms - busy_ms:.1f} ms"]
+    for event in events[:rows]:
+        total_ms = event.self_device_time_total / 1e3
+        lines.append(f"{total_ms:8.2f} ms {event.count:5} x  {event.key[:90]}")
+    return "\n".join(lines)
+
+
+def train(model_name: str, configuration: str, steps: int, profiled: bool = False) -> dict:
     """Trains on sequences of random tokens that repeat, so that there is something to learn."""
     import transformers
 
@@ -58,24 +77,32 @@ def train(model_name: str, configuration: str, steps: int) -> dict:
     generator = torch.Generator(device=DEVICE).manual_seed(1)
     base = torch.randint(0, 32000, (64, seq), device=DEVICE, generator=generator)
     losses, times = [], []
-    for _ in range(steps):
+
+    def step():
         index = torch.randint(0, 64, (batch,), device=DEVICE, generator=generator)
         ids = base[index]
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
         loss = call(ids, labels=ids, use_cache=False).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        return loss
+
+    for _ in range(steps):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        loss = step()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
         losses.append(loss.item())
+    if profiled:
+        print(kernels_of(step), flush=True)
     step_s = statistics.median(times[len(times) // 2 :])
     record = {
         "section": "training", "model": model_name, "configuration": configuration, "steps": steps,
         "step_ms": round(1e3 * step_s, 2), "tokens_per_s": round(batch * seq / step_s),
         "memory_peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
         "loss_first": round(losses[0], 4), "loss_last": round(statistics.mean(losses[-5:]), 4),
+        "losses": [round(x, 4) for x in losses],
     }  # fmt: skip
     if configuration.startswith("deepwell"):
         fallbacks = deepwell.report(net).fallbacks
@@ -88,8 +115,10 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("configuration", choices=CONFIGURATIONS)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--profile", action="store_true", help="print the kernels of one more step")
     arguments = parser.parse_args()
-    print(json.dumps(train(arguments.model, arguments.configuration, arguments.steps)))
+    record = train(arguments.model, arguments.configuration, arguments.steps, arguments.profile)
+    print(json.dumps(record))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,10 @@ _MODULES = {
     "is_available": "library",
     "attention": "functional",
     "linear_cross_entropy": "cross_entropy",
+    "layer_norm": "functional",
     "rms_norm": "functional",
+    "rope": "functional",
+    "rope_table": "functional",
     "swiglu": "functional",
     "gelu_tanh": "functional",
 }

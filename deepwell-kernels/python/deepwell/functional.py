@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
-from deepwell import ops  # noqa: F401  registers the operators
-
-_OPS = torch.ops.deepwell
-
-
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1, tensor.shape[-1])
+from deepwell import ops
+from deepwell.library import UnsupportedError
 
 
 def _autocast(*tensors):
@@ -22,55 +18,57 @@ def _autocast(*tensors):
     return tuple(t.to(dtype) if t is not None and t.is_floating_point() else t for t in tensors)
 
 
+def _as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
+
+
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, eps):
-        y, rstd = _OPS.rms_norm(_rows(x), weight, eps)
+        y, rstd = ops.rms_norm(x, weight, eps)
         ctx.save_for_backward(x, weight, rstd)
-        return y.view(x.shape)
+        return y
 
     @staticmethod
     def backward(ctx, dy):
         x, weight, rstd = ctx.saved_tensors
-        dx, dw = _OPS.rms_norm_backward(_rows(dy), _rows(x), weight, rstd)
-        return dx.view(x.shape), dw.to(weight.dtype), None
+        dx, dw = ops.rms_norm_backward(dy, x, weight, rstd)
+        return dx, _as(dw, weight.dtype), None
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """``x / sqrt(mean(x², -1) + eps) · weight``, with FP32 statistics."""
-    return _RmsNorm.apply(x, weight.to(x.dtype), float(eps))
+    return _RmsNorm.apply(x, _as(weight, x.dtype), float(eps))
 
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, eps):
-        y, mean, rstd = _OPS.layer_norm(_rows(x), weight, bias, eps)
+        y, mean, rstd = ops.layer_norm(x, weight, bias, eps)
         ctx.save_for_backward(x, weight, mean, rstd)
-        return y.view(x.shape)
+        return y
 
     @staticmethod
     def backward(ctx, dy):
         x, weight, mean, rstd = ctx.saved_tensors
-        dx, dw, db = _OPS.layer_norm_backward(_rows(dy), _rows(x), weight, mean, rstd)
-        return dx.view(x.shape), dw.to(weight.dtype), db.to(weight.dtype), None
+        dx, dw, db = ops.layer_norm_backward(dy, x, weight, mean, rstd)
+        return dx, _as(dw, weight.dtype), _as(db, weight.dtype), None
 
 
 def layer_norm(x, weight, bias, eps: float = 1e-5) -> torch.Tensor:
     """Layer normalization over the last dimension, with FP32 statistics."""
-    return _LayerNorm.apply(x, weight.to(x.dtype), bias.to(x.dtype), float(eps))
+    return _LayerNorm.apply(x, _as(weight, x.dtype), _as(bias, x.dtype), float(eps))
 
 
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, gate, up):
         ctx.save_for_backward(gate, up)
-        return _OPS.swiglu(_rows(gate), _rows(up)).view(gate.shape)
+        return ops.swiglu(gate, up)
 
     @staticmethod
     def backward(ctx, dout):
-        gate, up = ctx.saved_tensors
-        dgate, dup = _OPS.swiglu_backward(_rows(dout), _rows(gate), _rows(up))
-        return dgate.view(gate.shape), dup.view(up.shape)
+        return ops.swiglu_backward(dout, *ctx.saved_tensors)
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -78,16 +76,40 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return _SwiGlu.apply(gate, up)
 
 
+class _Halves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return tuple(nn.functional.linear(x, half) for half in weight.chunk(2))
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        x, weight = ctx.saved_tensors
+        dx = dw = None
+        rows = [gradient.reshape(-1, gradient.shape[-1]) for gradient in gradients]
+        if ctx.needs_input_grad[0]:
+            first, second = weight.chunk(2)
+            dx = torch.addmm(rows[0] @ first, rows[1], second).view(x.shape)
+        if ctx.needs_input_grad[1]:
+            inputs = x.reshape(-1, x.shape[-1])
+            dw = torch.cat([row.T @ inputs for row in rows])
+        return dx, dw
+
+
+def linear_halves(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two halves of ``x · weightᵀ``, each contiguous, as kernels take gate and up."""
+    return _Halves.apply(x, weight)
+
+
 class _GeluTanh(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
-        return _OPS.gelu_tanh(_rows(x)).view(x.shape)
+        return ops.gelu_tanh(x)
 
     @staticmethod
     def backward(ctx, dy):
-        (x,) = ctx.saved_tensors
-        return _OPS.gelu_tanh_backward(_rows(dy), _rows(x)).view(x.shape)
+        return ops.gelu_tanh_backward(dy, *ctx.saved_tensors)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -95,11 +117,39 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return _GeluTanh.apply(x)
 
 
+class _Rope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, table):
+        ctx.save_for_backward(table)
+        return ops.rope(x, table, False)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return ops.rope(dy, *ctx.saved_tensors, True), None
+
+
+def rope(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding of ``[batch, seq, heads, head_dim]``, with pairs half a head apart.
+
+    Row ``t mod P`` of the table ``[P, head_dim]`` in FP32 has the cosines, then the sines, of the
+    pairs of token t: :func:`rope_table`.
+    """
+    return _Rope.apply(x, table)
+
+
+def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """The table of :func:`rope` from transformers' cosines and sines, ``[…, seq, head_dim]``, whose
+    halves are equal."""
+    half = cos.shape[-1] // 2
+    table = torch.cat([cos[..., :half], sin[..., :half]], dim=-1)
+    return table.reshape(-1, 2 * half).float()
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, sinks, documents, scale, causal, window):
         q, k, v = (t.contiguous() for t in (q, k, v))
-        o, lse = _OPS.attention(q, k, v, sinks, documents, scale, causal, window)
+        o, lse = ops.attention(q, k, v, sinks, documents, scale, causal, window)
         ctx.save_for_backward(q, k, v, o, lse, sinks, documents)
         ctx.settings = (scale, causal, window)
         return o
@@ -107,7 +157,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout):
         q, k, v, o, lse, sinks, documents = ctx.saved_tensors
-        dq, dk, dv, dsinks = _OPS.attention_backward(
+        dq, dk, dv, dsinks = ops.attention_backward(
             dout.contiguous(), q, k, v, o, lse, sinks, documents, *ctx.settings
         )
         return dq, dk, dv, None if sinks is None else dsinks, None, None, None, None
@@ -128,9 +178,14 @@ def attention(
 
     ``window`` is the number of tokens that a token sees, itself included; 0 is all. ``sinks`` is
     one score per head in the softmax. ``documents`` ``[batch, seq, 2]`` (INT32) is the begin and
-    the end of the keys of each token's document.
+    the end of the keys of each token's document. Heads without a kernel for the forward pass, or
+    for the gradients that the call will need, raise :class:`UnsupportedError`.
     """
     q, k, v = _autocast(q, k, v)
+    if q.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        # Now, rather than in the backward pass.
+        if reason := ops.missing_attention(q.shape[2], k.shape[2], q.shape[3], q):
+            raise UnsupportedError(reason)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     sinks = None if sinks is None else sinks.float()
     return _Attention.apply(q, k, v, sinks, documents, scale, bool(causal), int(window))

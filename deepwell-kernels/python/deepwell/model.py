@@ -9,7 +9,7 @@ import weakref
 import torch
 from torch import nn
 
-from deepwell import hf_attention, multihead, ops, plans, swaps  # noqa: F401
+from deepwell import hf_attention, multihead, ops, rotary, swaps  # noqa: F401
 from deepwell.library import DeepwellError, UnsupportedError, is_available
 
 _LOG = logging.getLogger("deepwell")
@@ -153,33 +153,8 @@ def _leaves_attention(model) -> str | None:
         return "the configuration has no `num_attention_heads` and `hidden_size`"
     head_dim = getattr(config, "head_dim", None) or hidden // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    return unsupported_heads(heads, kv_heads, head_dim, next(model.parameters()))
-
-
-def unsupported_heads(heads: int, kv_heads: int, head_dim: int, like: torch.Tensor) -> str | None:
-    """Why no kernel serves an attention with these heads on the device of a tensor."""
-    if like.is_meta:
-        return None
-    device = plans.device_name(like.device)
-    dtype, rows = like.dtype, 256
-    if dtype not in swaps.TOLERANCE:
-        return f"kernels take BF16 or FP32, not {dtype}"
-    if plans.is_gpu(like.device):
-        # A model in FP32 has BF16 attention under autocast; without it, calls fall back.
-        dtype = torch.bfloat16
-    q = (dtype, (rows, heads * head_dim))
-    k = (dtype, (rows, kv_heads * head_dim))
-    lse = (torch.float32, (1, heads, rows))
-    settings = (heads, kv_heads, head_dim, head_dim**-0.5, True, 0, False, False)
-    forward = ops.attention_op("attention", *settings)
-    backward = ops.attention_op("attention_backward", *settings)
-    for op, types, inputs in (
-        (forward, [q, k, k, q, lse], 3),
-        (backward, [q, q, k, k, q, lse, q, k, k], 6),
-    ):
-        if reason := plans.unsupported(device, op, types, inputs, 1, rows):
-            return reason
-    return None
+    like = next(model.parameters())
+    return None if like.is_meta else ops.missing_attention(heads, kv_heads, head_dim, like)
 
 
 def _swap_attention(model: nn.Module, report: Report) -> None:

@@ -1,151 +1,100 @@
-"""Linear layers in MXFP8: E4M3 elements with an E8M0 scale for each block.
+"""Linear layers in MXFP8.
 
 All three GEMMs of a layer are quantized. Each operand is quantized from BF16 along the contraction
-of its GEMM. The forward pass saves the BF16 input and weight, as PyTorch's layer does, and the
-backward pass quantizes them again, so the layer takes no more memory than PyTorch's.
+of its GEMM, in both directions from one read. The backward pass gets the quantized input and
+weight, which take half of the memory of the input that PyTorch's layer keeps.
 """
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import nn
 
-from deepwell import plans, swaps
-from deepwell.ops import operator
+from deepwell import swaps
+from deepwell.mxfp8_ops import gemm, quantize, quantize_both, swiglu, swiglu_backward
 
-_OPS = torch.ops.deepwell
-#: Elements that share a stored scale.
-BLOCK = 32
 #: A layer with fewer rows or columns of weights is quantized in more time than its GEMMs save.
 SMALLEST = 1024
 
 
-def _format(granularity: int, square: bool) -> dict:
-    rows = granularity if square else 1
-    return {
-        "element": "e4m3",
-        "block": {"rows": rows, "k": granularity},
-        "scale": {"e8m0": "rceil"},
-        "tensor_scale": "none",
-        "rounding": "nearest",
-    }
+def _input_planes(x, granularity: int, both: bool):
+    """Planes of an input for fprop, and, or ``None``, for wgrad."""
+    if not both:
+        return quantize(x, False, granularity, False), (None, None)
+    planes = quantize_both(x, granularity, False)
+    return planes[:2], planes[2:]
 
 
-@functools.cache
-def _quantize_op(axis: str, granularity: int, square: bool) -> bytes:
-    return plans.encode("quantize", format=_format(granularity, square), axis=axis)
-
-
-def _planes(x: torch.Tensor, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data, and scales in tiles of 128 rows by 4, of a matrix quantized along its columns."""
-    blocks = -(-columns // BLOCK)
-    tiles = (-(-rows // 128), -(-blocks // 4), 512)
-    data = x.new_empty((rows, columns), dtype=torch.float8_e4m3fn)
-    return data, x.new_empty(tiles, dtype=torch.float8_e8m0fnu)
-
-
-def _run_quantize(x, axis: str, granularity: int, square: bool, outputs) -> None:
-    if not x.numel():
-        return
-    counters = torch.empty(6, dtype=torch.uint64, device=x.device)
-    plans.run(_quantize_op(axis, granularity, square), [x], [*outputs, counters])
-
-
-@operator(
-    "mxfp8_quantize(Tensor x, bool columnwise, int granularity, bool square) -> (Tensor, Tensor)"
-)
-def quantize(x, columnwise, granularity, square):
-    outputs = quantize_fake(x, columnwise, granularity, square)
-    _run_quantize(x, "column" if columnwise else "row", granularity, square, outputs)
-    return outputs
-
-
-@quantize.fake
-def quantize_fake(x, columnwise, granularity, square):
-    rows, columns = x.shape
-    return _planes(x, columns, rows) if columnwise else _planes(x, rows, columns)
-
-
-@operator(
-    "mxfp8_quantize_both(Tensor x, int granularity, bool square)"
-    " -> (Tensor, Tensor, Tensor, Tensor)"
-)
-def quantize_both(x, granularity, square):
-    outputs = quantize_both_fake(x, granularity, square)
-    _run_quantize(x, "both", granularity, square, outputs)
-    return outputs
-
-
-@quantize_both.fake
-def quantize_both_fake(x, granularity, square):
-    rows, columns = x.shape
-    return *_planes(x, rows, columns), *_planes(x, columns, rows)
-
-
-@operator(
-    "mxfp8_gemm(Tensor a, Tensor a_scales, Tensor b, Tensor b_scales, str kind, int granularity,"
-    " bool square) -> Tensor"
-)
-def gemm(a, a_scales, b, b_scales, kind, granularity, square):
-    """``a · bᵀ`` in BF16, or in FP32 for the kind ``wgrad``."""
-    out = gemm_fake(a, a_scales, b, b_scales, kind, granularity, square)
-    if not a.numel():
-        return out.zero_()
-    op = gemm_op(kind, granularity, square)
-    plans.run(op, [a, a_scales, b, b_scales], [out])
-    return out
-
-
-@gemm.fake
-def gemm_fake(a, a_scales, b, b_scales, kind, granularity, square):
-    dtype = torch.float32 if kind == "wgrad" else torch.bfloat16
-    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
-
-
-@functools.cache
-def gemm_op(kind: str, granularity: int, square: bool) -> bytes:
-    return plans.encode(
-        "scaled_gemm",
-        kind=kind,
-        output="bf16",
-        bias=False,
-        a=_format(granularity, False),
-        b=_format(granularity, square),
-    )
+def _weight_planes(weight, granularity: int, is_transposed: bool, both: bool):
+    """Planes of a weight for fprop, and, or ``None``, for dgrad."""
+    if not both:
+        return quantize(weight, is_transposed, granularity, True), (None, None)
+    planes = quantize_both(weight, granularity, True)
+    along, across = planes[:2], planes[2:]
+    return (across, along) if is_transposed else (along, across)
 
 
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, granularity, is_transposed):
-        ctx.save_for_backward(x, weight)
-        ctx.granularity, ctx.is_transposed = granularity, is_transposed
-        rows = x.reshape(-1, x.shape[-1])
-        a = _OPS.mxfp8_quantize(rows, False, granularity, False)
-        b = _OPS.mxfp8_quantize(weight, is_transposed, granularity, True)
-        out = _OPS.mxfp8_gemm(*a, *b, "fprop", granularity, True)
-        return out.view(*x.shape[:-1], weight.shape[1 if is_transposed else 0])
+        needs_dx, needs_dw = ctx.needs_input_grad[:2]
+        a, of_x = _input_planes(x, granularity, needs_dw)
+        b, of_weight = _weight_planes(weight, granularity, is_transposed, needs_dx)
+        ctx.save_for_backward(*of_x, *of_weight)
+        ctx.settings = (granularity, is_transposed, x.shape, weight.dtype)
+        out = gemm(*a, *b, "fprop", granularity, True)
+        return out.view(*x.shape[:-1], out.shape[-1])
 
     @staticmethod
     def backward(ctx, dout):
-        x, weight = ctx.saved_tensors
-        granularity, is_transposed = ctx.granularity, ctx.is_transposed
-        rows = dout.reshape(-1, dout.shape[-1])
+        planes = ctx.saved_tensors
+        of_x, of_weight = planes[:2], planes[2:]
+        granularity, is_transposed, shape, dtype = ctx.settings
+        needs_dx, needs_dw = ctx.needs_input_grad[:2]
         dx = dw = None
-        rowwise, columnwise = _halves(_OPS.mxfp8_quantize_both(rows, granularity, False))
-        if ctx.needs_input_grad[0]:
-            b = _OPS.mxfp8_quantize(weight, not is_transposed, granularity, True)
-            dx = _OPS.mxfp8_gemm(*rowwise, *b, "dgrad", granularity, True).view(x.shape)
-        if ctx.needs_input_grad[1]:
-            of_x = _OPS.mxfp8_quantize(x.reshape(-1, x.shape[-1]), True, granularity, False)
-            a, b = (of_x, columnwise) if is_transposed else (columnwise, of_x)
-            dw = _OPS.mxfp8_gemm(*a, *b, "wgrad", granularity, False).to(weight.dtype)
+        along, across = _input_planes(dout, granularity, needs_dw)
+        if needs_dx:
+            dx = gemm(*along, *of_weight, "dgrad", granularity, True).view(shape)
+        if needs_dw:
+            a, b = (of_x, across) if is_transposed else (across, of_x)
+            dw = gemm(*a, *b, "wgrad", granularity, False).to(dtype)
         return dx, dw, None, None
 
 
-def _halves(planes):
-    return planes[:2], planes[2:]
+class _SwiGluMlp(torch.autograd.Function):
+    """``down(silu(gate(x)) · up(x))`` of weights without biases. The input is quantized once for
+    two layers, and the hidden tensor and its gradients leave their kernels quantized."""
+
+    @staticmethod
+    def forward(ctx, x, gate_weight, up_weight, down_weight, granularity):
+        a, of_x = _input_planes(x, granularity, True)
+        weights = []
+        hidden = []
+        for weight in (gate_weight, up_weight):
+            b, of_weight = _weight_planes(weight, granularity, False, True)
+            hidden.append(gemm(*a, *b, "fprop", granularity, True))
+            weights += of_weight
+        planes = swiglu(*hidden, granularity)
+        b, of_weight = _weight_planes(down_weight, granularity, False, True)
+        out = gemm(*planes[:2], *b, "fprop", granularity, True)
+        ctx.save_for_backward(*hidden, *of_x, *planes[2:], *weights, *of_weight)
+        ctx.settings = (granularity, x.shape, gate_weight.dtype)
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+    @staticmethod
+    def backward(ctx, dout):
+        gate, up, *planes = ctx.saved_tensors
+        of_x, of_hidden, of_gate, of_up, of_down = (planes[i : i + 2] for i in range(0, 10, 2))
+        granularity, shape, dtype = ctx.settings
+        along, across = _input_planes(dout, granularity, True)
+        dhidden = gemm(*along, *of_down, "dgrad", granularity, True)
+        ddown = gemm(*across, *of_hidden, "wgrad", granularity, False)
+        both = swiglu_backward(dhidden, gate, up, granularity)
+        dx = gemm(*both[:2], *of_gate, "dgrad", granularity, True)
+        dx += gemm(*both[4:6], *of_up, "dgrad", granularity, True)
+        dgate = gemm(*both[2:4], *of_x, "wgrad", granularity, False)
+        dup = gemm(*both[6:8], *of_x, "wgrad", granularity, False)
+        return dx.view(shape), dgate.to(dtype), dup.to(dtype), ddown.to(dtype), None
 
 
 def granularity_of(device: torch.device) -> int:
@@ -163,7 +112,14 @@ def linear(
 ) -> torch.Tensor:
     """``x · weightᵀ + bias`` in MXFP8, of BF16 tensors; ``x · weight`` if the weight is stored
     transposed, ``[in, out]``."""
-    out = _Linear.apply(x, weight, granularity_of(x.device), is_transposed)
+    granularity = granularity_of(x.device)
+    if torch.is_grad_enabled():
+        out = _Linear.apply(x, weight, granularity, is_transposed)
+    else:
+        a, _ = _input_planes(x, granularity, False)
+        b, _ = _weight_planes(weight, granularity, is_transposed, False)
+        out = gemm(*a, *b, "fprop", granularity, True)
+        out = out.view(*x.shape[:-1], out.shape[-1])
     return out if bias is None else out + bias
 
 
@@ -213,7 +169,43 @@ class Mxfp8Conv1D(Mxfp8Linear):
     is_transposed = True
 
 
-for _swap in (Mxfp8Linear, Mxfp8Conv1D):
+class Mxfp8SwiGluMlp(swaps.SwiGluMlp):
+    """An MLP of three :class:`Mxfp8Linear`, in one function."""
+
+    is_exact = False
+
+    def forward(self, x):
+        layers = (self.gate_proj, self.up_proj, self.down_proj)
+        if not (self._deepwell_is_whole(x) and all(map(_is_bare, layers))):
+            return super().forward(x)
+        weights = [layer.weight for layer in layers]
+        return _SwiGluMlp.apply(x, *weights, granularity_of(x.device))
+
+    def _deepwell_is_whole(self, x) -> bool:
+        """Whether all gradients of this call are asked for, of BF16 tensors that kernels take."""
+        return (
+            torch.is_grad_enabled()
+            and x.requires_grad
+            and not torch.is_autocast_enabled(x.device.type)
+            and swaps.rejects(self, x) is None
+            and x.dtype == torch.bfloat16
+            and _rejects_rows(x, granularity_of(x.device)) is None
+        )
+
+
+def _is_bare(layer: nn.Module) -> bool:
+    """Whether a layer is its trained BF16 weight and nothing else: no hooks, bias or adapters."""
+    return (
+        isinstance(layer, Mxfp8Linear)
+        and layer.bias is None
+        and layer.weight.requires_grad
+        and layer.weight.dtype == torch.bfloat16
+        and not (layer._forward_hooks or layer._forward_pre_hooks)
+        and not (layer._backward_hooks or layer._backward_pre_hooks)
+    )
+
+
+for _swap in (Mxfp8Linear, Mxfp8Conv1D, Mxfp8SwiGluMlp):
     swaps.SWAPS[_swap.__name__] = _swap
 
 
@@ -240,3 +232,10 @@ def swap_linears(model: nn.Module, report) -> None:
         else:
             report.swapped[name] = f"{type(module).__name__} by {swap.__name__}"
             module.__class__ = swaps.swapped_class(type(module), swap.__name__)
+    for module in model.modules():
+        if isinstance(module, swaps.SwiGluMlp) and all(
+            isinstance(getattr(module, name, None), Mxfp8Linear)
+            for name in ("gate_proj", "up_proj", "down_proj")
+        ):
+            original = module._deepwell_class
+            module.__class__ = swaps.swapped_class(original, Mxfp8SwiGluMlp.__name__)

@@ -1,12 +1,13 @@
 """Operators of ``torch.ops.deepwell``: one call of the library each, without gradients or casts.
 
-Tensors of tokens are ``[tokens, width]``. Attention takes ``[batch, seq, heads, head_dim]``. Every
+Tensors of tokens are ``[…, width]``. Attention takes ``[batch, seq, heads, head_dim]``. Every
 operator returns new tensors, contiguous, on the device of its inputs.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 
@@ -14,14 +15,25 @@ from deepwell import plans
 
 _LIBRARY = torch.library.Library("deepwell", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_contiguous_strides)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 #: Names of all operators.
 OPERATORS: list[str] = []
 
 
+def _needs_dispatch(tensor) -> bool:
+    """Whether something besides kernels has to see a call: a trace, a mode, a tensor subclass."""
+    return (
+        torch.compiler.is_compiling()
+        or type(tensor) not in _PLAIN
+        or torch._C._len_torch_dispatch_stack() > 0
+    )
+
+
 def operator(schema: str):
-    """Registers a function for CPU and CUDA tensors. ``fake`` of the result registers its fake."""
+    """Registers a function for CPU and CUDA tensors. Returns a function that calls it, without the
+    dispatcher if nothing else has to see the call; its ``fake`` registers a fake."""
 
     def register(function):
         _LIBRARY.define(schema, tags=_TAGS)
@@ -29,8 +41,14 @@ def operator(schema: str):
         OPERATORS.append(name)
         for key in ("CPU", "CUDA"):
             _LIBRARY.impl(name, function, key)
-        function.fake = torch.library.register_fake(f"deepwell::{name}", lib=_LIBRARY)
-        return function
+        overload = getattr(torch.ops.deepwell, name).default
+
+        @functools.wraps(function)
+        def call(*args):
+            return overload(*args) if _needs_dispatch(args[0]) else function(*args)
+
+        call.fake = torch.library.register_fake(f"deepwell::{name}", lib=_LIBRARY)
+        return call
 
     return register
 
@@ -43,17 +61,26 @@ def _f32(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
     return tensor.new_empty(shape, dtype=torch.float32)
 
 
+def _per_row(tensor: torch.Tensor) -> torch.Tensor:
+    """FP32 statistics, one for each row of the last dimension."""
+    return _f32(tensor, math.prod(tensor.shape[:-1]))
+
+
+def _run_rows(op: bytes, inputs, outputs) -> None:
+    plans.run(op, inputs, outputs, shape_of=plans.rows)
+
+
 @operator("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)")
 def rms_norm(x, weight, eps):
     y, rstd = rms_norm_fake(x, weight, eps)
     if x.numel():
-        plans.run(plans.op_text("rms_norm", eps=eps), [x, weight], [y, rstd])
+        _run_rows(plans.op_text("rms_norm", eps=eps), [x, weight], [y, rstd])
     return y, rstd
 
 
 @rms_norm.fake
 def rms_norm_fake(x, weight, eps):
-    return _like(x), _f32(x, x.shape[0])
+    return _like(x), _per_row(x)
 
 
 @operator("rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor rstd) -> (Tensor, Tensor)")
@@ -62,13 +89,13 @@ def rms_norm_backward(dy, x, weight, rstd):
     if not x.numel():
         return dx, dw.zero_()
     op = plans.op_text("rms_norm_backward", residual=False)
-    plans.run(op, [dy, x, weight, rstd], [dx, dw])
+    _run_rows(op, [dy, x, weight, rstd], [dx, dw])
     return dx, dw
 
 
 @rms_norm_backward.fake
 def rms_norm_backward_fake(dy, x, weight, rstd):
-    return _like(x), _f32(x, x.shape[1])
+    return _like(x), _f32(x, x.shape[-1])
 
 
 @operator(
@@ -78,20 +105,20 @@ def add_rms_norm(x, delta, weight, eps):
     total, y, rstd = add_rms_norm_fake(x, delta, weight, eps)
     if x.numel():
         op = plans.op_text("add_rms_norm", eps=eps)
-        plans.run(op, [x, delta, weight], [total, y, rstd])
+        _run_rows(op, [x, delta, weight], [total, y, rstd])
     return total, y, rstd
 
 
 @add_rms_norm.fake
 def add_rms_norm_fake(x, delta, weight, eps):
-    return _like(x), _like(x), _f32(x, x.shape[0])
+    return _like(x), _like(x), _per_row(x)
 
 
 @operator("swiglu(Tensor gate, Tensor up) -> Tensor")
 def swiglu(gate, up):
     out = swiglu_fake(gate, up)
     if gate.numel():
-        plans.run(plans.op_text("swi_glu"), [gate, up], [out])
+        _run_rows(plans.op_text("swi_glu"), [gate, up], [out])
     return out
 
 
@@ -104,7 +131,7 @@ def swiglu_fake(gate, up):
 def swiglu_backward(dout, gate, up):
     dgate, dup = swiglu_backward_fake(dout, gate, up)
     if gate.numel():
-        plans.run(plans.op_text("swi_glu_backward"), [dout, gate, up], [dgate, dup])
+        _run_rows(plans.op_text("swi_glu_backward"), [dout, gate, up], [dgate, dup])
     return dgate, dup
 
 
@@ -117,7 +144,7 @@ def swiglu_backward_fake(dout, gate, up):
 def gelu_tanh(x):
     out = gelu_tanh_fake(x)
     if x.numel():
-        plans.run(plans.op_text("gelu", tanh=True), [x], [out])
+        _run_rows(plans.op_text("gelu", tanh=True), [x], [out])
     return out
 
 
@@ -130,7 +157,7 @@ def gelu_tanh_fake(x):
 def gelu_tanh_backward(dy, x):
     dx = gelu_tanh_backward_fake(dy, x)
     if x.numel():
-        plans.run(plans.op_text("gelu_backward", tanh=True), [dy, x], [dx])
+        _run_rows(plans.op_text("gelu_backward", tanh=True), [dy, x], [dx])
     return dx
 
 
@@ -143,13 +170,13 @@ def gelu_tanh_backward_fake(dy, x):
 def layer_norm(x, weight, bias, eps):
     y, mean, rstd = layer_norm_fake(x, weight, bias, eps)
     if x.numel():
-        plans.run(plans.op_text("layer_norm", eps=eps), [x, weight, bias], [y, mean, rstd])
+        _run_rows(plans.op_text("layer_norm", eps=eps), [x, weight, bias], [y, mean, rstd])
     return y, mean, rstd
 
 
 @layer_norm.fake
 def layer_norm_fake(x, weight, bias, eps):
-    return _like(x), _f32(x, x.shape[0]), _f32(x, x.shape[0])
+    return _like(x), _per_row(x), _per_row(x)
 
 
 @operator(
@@ -161,13 +188,34 @@ def layer_norm_backward(dy, x, weight, mean, rstd):
     if not x.numel():
         return dx, dw.zero_(), db.zero_()
     op = plans.op_text("layer_norm_backward", residual=False)
-    plans.run(op, [dy, x, weight, mean, rstd], [dx, dw, db])
+    _run_rows(op, [dy, x, weight, mean, rstd], [dx, dw, db])
     return dx, dw, db
 
 
 @layer_norm_backward.fake
 def layer_norm_backward_fake(dy, x, weight, mean, rstd):
-    return _like(x), _f32(x, x.shape[1]), _f32(x, x.shape[1])
+    return _like(x), _f32(x, x.shape[-1]), _f32(x, x.shape[-1])
+
+
+@functools.cache
+def _rope_op(heads: int, head_dim: int, back: bool) -> bytes:
+    return plans.encode("rope_by_table", heads=heads, head_dim=head_dim, back=back)
+
+
+@operator("rope(Tensor x, Tensor table, bool back) -> Tensor")
+def rope(x, table, back):
+    """Rotates heads of ``[batch, seq, heads, head_dim]``. Row ``t mod P`` of the table
+    ``[P, head_dim]`` in FP32 has the cosines, then the sines, of token t."""
+    y = rope_fake(x, table, back)
+    if x.numel():
+        op = _rope_op(x.shape[2], x.shape[3], back)
+        plans.run(op, [x, table], [y], shape_of=_tokens)
+    return y
+
+
+@rope.fake
+def rope_fake(x, table, back):
+    return _like(x)
 
 
 @functools.cache
@@ -189,14 +237,52 @@ def attention_op(name, heads, kv_heads, head_dim, scale, causal, window, sinks, 
     return plans.encode(name, heads=attributes)
 
 
-def _attention_operands(q, k, v, sinks, documents):
-    """Operands of the library: one row for each token."""
+def missing_attention(heads: int, kv_heads: int, head_dim: int, like: torch.Tensor) -> str | None:
+    """Why no kernel serves an attention with these heads and its gradients, on the device of a
+    tensor; ``None`` if kernels serve it."""
+    if like.dtype not in (torch.bfloat16, torch.float32):
+        return f"kernels take BF16 or FP32, not {like.dtype}"
+    # A model in FP32 has BF16 attention under autocast on a GPU; without it, calls fall back.
+    dtype = torch.bfloat16 if plans.is_gpu(like.device) else like.dtype
+    return _missing_attention(heads, kv_heads, head_dim, dtype, plans.device_name(like.device))
+
+
+@functools.cache
+def _missing_attention(heads, kv_heads, head_dim, dtype, device) -> str | None:
+    rows = 256
+    q = (dtype, (rows, heads * head_dim))
+    k = (dtype, (rows, kv_heads * head_dim))
+    lse = (torch.float32, (1, heads, rows))
+    settings = (heads, kv_heads, head_dim, head_dim**-0.5, True, 0, False, False)
+    forward = attention_op("attention", *settings)
+    backward = attention_op("attention_backward", *settings)
+    for op, types, inputs in (
+        (forward, [q, k, k, q, lse], 3),
+        (backward, [q, q, k, k, q, lse, q, k, k], 6),
+    ):
+        if reason := plans.unsupported(device, op, types, inputs, 1, rows):
+            return reason
+    return None
+
+
+def _tokens(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Shape of an operand of attention in the library: one row for each token."""
+    shape = tensor.shape
+    if len(shape) == 4:
+        return shape[0] * shape[1], shape[2] * shape[3]
+    if tensor.dtype == torch.int32:
+        return shape[0] * shape[1], shape[2]
+    return tuple(shape)
+
+
+def _run_attention(name, operands, outputs, sinks, documents, scale, causal, window) -> None:
+    """Runs attention, or its backward, whose first operand is the gradient of its output."""
+    extras = [extra for extra in (sinks, documents) if extra is not None]
+    q, k = operands[:2] if name == "attention" else operands[1:3]
     batch, seq, heads, head_dim = q.shape
-    rows = [t.reshape(batch * seq, t.shape[2] * t.shape[3]) for t in (q, k, v)]
-    extras = [] if sinks is None else [sinks]
-    if documents is not None:
-        extras.append(documents.reshape(batch * seq, 2))
-    return rows, extras
+    has = (sinks is not None, documents is not None)
+    op = attention_op(name, heads, k.shape[2], head_dim, scale, causal, window, *has)
+    plans.run(op, [*operands, *extras], outputs, batch, seq, _tokens)
 
 
 @operator(
@@ -205,13 +291,9 @@ def _attention_operands(q, k, v, sinks, documents):
 )
 def attention(q, k, v, sinks, documents, scale, causal, window):
     o, lse = attention_fake(q, k, v, sinks, documents, scale, causal, window)
-    batch, seq, heads, head_dim = q.shape
-    if not q.numel():
-        return o, lse
-    has = (sinks is not None, documents is not None)
-    op = attention_op("attention", heads, k.shape[2], head_dim, scale, causal, window, *has)
-    rows, extras = _attention_operands(q, k, v, sinks, documents)
-    plans.run(op, rows + extras, [o.view(batch * seq, -1), lse], batch, seq)
+    if q.numel():
+        settings = (sinks, documents, scale, causal, window)
+        _run_attention("attention", [q, k, v], [o, lse], *settings)
     return o, lse
 
 
@@ -230,18 +312,11 @@ def attention_backward(dout, q, k, v, o, lse, sinks, documents, scale, causal, w
         dout, q, k, v, o, lse, sinks, documents, scale, causal, window
     )
     dq, dk, dv, dsinks = gradients
-    batch, seq, heads, head_dim = q.shape
     if not q.numel():
         return dq, dk, dv, dsinks.zero_()
-    has = (sinks is not None, documents is not None)
-    name = "attention_backward"
-    op = attention_op(name, heads, k.shape[2], head_dim, scale, causal, window, *has)
-    rows, extras = _attention_operands(q, k, v, sinks, documents)
-    outer = [t.reshape(batch * seq, -1) for t in (dout, o)]
-    outputs = [t.view(batch * seq, -1) for t in (dq, dk, dv)]
-    if sinks is not None:
-        outputs.append(dsinks)
-    plans.run(op, [outer[0], *rows, outer[1], lse, *extras], outputs, batch, seq)
+    outputs = [dq, dk, dv] if sinks is None else [dq, dk, dv, dsinks]
+    settings = (sinks, documents, scale, causal, window)
+    _run_attention("attention_backward", [dout, q, k, v, o, lse], outputs, *settings)
     return gradients
 
 

@@ -80,40 +80,50 @@ def _request(device: str, op: bytes, types, input_count, batch, seq, accumulate)
 class Plan:
     """A kernel for one op, device and shape."""
 
-    def __init__(self, request: Request, operand_count: int):
+    def __init__(self, request: Request, operand_count: int, device: torch.device):
         handle = ctypes.c_void_p()
         status = library().dw_plan_create(ctypes.byref(request), ctypes.byref(handle))
         if status:
             raise_last(status)
         self.handle = handle
+        self.device = device
+        #: Index of a GPU; ``None`` on the CPU.
+        self.index = (device.index or 0) if device.type == "cuda" else None
         self.addresses = ctypes.c_void_p * operand_count
         self.workspace_bytes = library().dw_plan_workspace_bytes(handle)
         self.kernel = library().dw_plan_kernel(handle).decode()
+        self.run_plan = library().dw_plan_run
         weakref.finalize(self, library().dw_plan_destroy, handle)
 
-    def run(self, tensors: list[torch.Tensor], device: torch.device) -> None:
+    def run(self, tensors: list[torch.Tensor]) -> None:
         """Runs the plan on tensors that fit it, in the current stream of their device."""
-        addresses = self.addresses(*[tensor.data_ptr() for tensor in tensors])
         stream = None
-        if device.type == "cuda":
-            if device.index != torch.cuda.current_device():
+        if self.index is not None:
+            if self.index != _current_device():
                 # The library makes the context of its device current; this gives it back.
-                with torch.cuda.device(device):
-                    return self.run(tensors, device)
-            stream = torch.cuda.current_stream(device).cuda_stream
+                with torch.cuda.device(self.device):
+                    return self.run(tensors)
+            stream = _current_stream(self.index)
+        addresses = self.addresses(*[tensor.data_ptr() for tensor in tensors])
         workspace, size = None, self.workspace_bytes
         if size:
             # From PyTorch's allocator, so that its memory is reused in stream order.
-            held = torch.empty(size, dtype=torch.uint8, device=device)
+            held = torch.empty(size, dtype=torch.uint8, device=self.device)
             workspace = held.data_ptr()
-        status = library().dw_plan_run(self.handle, addresses, workspace, size, stream)
+        status = self.run_plan(self.handle, addresses, workspace, size, stream)
         if status:
             raise_last(status)
 
 
+# Functions below `torch.cuda.current_device` and `current_stream`, which take a microsecond each.
+# A build of PyTorch for CPUs has none of them.
+_current_device = getattr(torch._C, "_cuda_getDevice", None)
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
 #: Functions that run a plan's work between measurements: ``watcher(kernel, work)``.
 WATCHERS: list = []
 
+#: Plans by op, device and inputs; a text is the reason why there is none.
 _PLANS: dict[tuple, Plan | str] = {}
 
 
@@ -126,28 +136,26 @@ def encode(name: str, **attributes) -> bytes:
 op_text = functools.lru_cache(maxsize=None)(encode)
 
 
-def plan(
-    op: bytes,
-    types: list[tuple[torch.dtype, tuple[int, ...]]],
-    input_count: int,
-    device: torch.device,
-    batch: int = 1,
-    seq: int = 1,
-    accumulate: bool = False,
-) -> Plan:
-    """The plan of an op on operands of these types, inputs first. Plans are kept."""
-    key = (op, tuple(types), input_count, device, batch, seq, accumulate)
-    known = _PLANS.get(key)
-    if known is None:
-        request = _request(device_name(device), op, types, input_count, batch, seq, accumulate)
-        try:
-            known = Plan(request, len(types))
-        except UnsupportedError as error:
-            known = str(error)
-        _PLANS[key] = known
-    if isinstance(known, str):
-        raise UnsupportedError(known)
-    return known
+def whole(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a tensor, as the library reads it."""
+    return tuple(tensor.shape)
+
+
+def rows(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a tensor whose leading dimensions the library reads as one."""
+    if tensor.dim() < 2:
+        return tuple(tensor.shape)
+    return tensor.shape[:-1].numel(), tensor.shape[-1]
+
+
+def _make(op: bytes, tensors, input_count: int, batch: int, seq: int, shape_of) -> Plan | str:
+    device = tensors[0].device
+    types = [(tensor.dtype, shape_of(tensor)) for tensor in tensors]
+    try:
+        request = _request(device_name(device), op, types, input_count, batch, seq, False)
+        return Plan(request, len(types), device)
+    except UnsupportedError as error:
+        return str(error)
 
 
 def unsupported(device: str, op: bytes, types, input_count, batch=1, seq=1) -> str | None:
@@ -165,8 +173,9 @@ def unsupported(device: str, op: bytes, types, input_count, batch=1, seq=1) -> s
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor as kernels read it: contiguous, and at a multiple of 64 bytes."""
-    tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % ALIGNMENT_BYTES == 0 else tensor.clone()
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % ALIGNMENT_BYTES else tensor
 
 
 def run(
@@ -175,14 +184,20 @@ def run(
     outputs: list[torch.Tensor],
     batch: int = 1,
     seq: int = 1,
+    shape_of=whole,
 ) -> None:
-    """Runs an op on tensors of one device. Outputs are new tensors, so they are aligned."""
-    device = inputs[0].device
-    inputs = [aligned(tensor) for tensor in inputs]
-    tensors = [*inputs, *outputs]
-    types = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
-    chosen = plan(op, types, len(inputs), device, batch, seq)
+    """Runs an op on tensors of one device, by a plan that is kept. Outputs are new tensors, so they
+    are aligned; their types follow from the op and its inputs. ``shape_of`` gives the shape in
+    which the library reads a tensor."""
+    tensors = [aligned(tensor) for tensor in inputs]
+    key = (op, tensors[0].device, batch, seq, *[(t.shape, t.dtype) for t in tensors])
+    tensors += outputs
+    chosen = _PLANS.get(key)
+    if chosen is None:
+        chosen = _PLANS[key] = _make(op, tensors, len(inputs), batch, seq, shape_of)
+    if isinstance(chosen, str):
+        raise UnsupportedError(chosen)
     if WATCHERS:
-        WATCHERS[-1](chosen.kernel, lambda: chosen.run(tensors, device))
+        WATCHERS[-1](chosen.kernel, lambda: chosen.run(tensors))
     else:
-        chosen.run(tensors, device)
+        chosen.run(tensors)

@@ -48,9 +48,14 @@ def rejects(module: nn.Module, x: torch.Tensor) -> str | None:
 
 def fall_back(module: nn.Module, reason: str) -> None:
     """Counts a call of the original forward, and says so the first time."""
+    count_fallback(type(module).__name__, reason)
+
+
+def count_fallback(name: str, reason: str) -> None:
+    """Counts a call of what a kernel would replace, and says so the first time."""
     if torch.compiler.is_compiling():
         return
-    key = (type(module).__name__, reason)
+    key = (name, reason)
     FALLBACKS[key] += 1
     if FALLBACKS[key] == 1:
         _LOG.warning("deepwell: %s runs its original forward: %s", *key)
@@ -75,6 +80,11 @@ class Swapped:
         """Why this swap leaves a module alone that its name or attributes suggest; ``None`` to
         swap. A module that has nothing to do with this swap raises ``NotImplementedError``."""
         raise NotImplementedError
+
+    @classmethod
+    def attributes_of(cls, original: type[nn.Module]) -> dict:
+        """Attributes of the swapped class that depend on the original class."""
+        return {}
 
     @classmethod
     def compare(cls, module: nn.Module, forward) -> torch.Tensor:
@@ -160,23 +170,78 @@ class SwiGluMlp(Swapped):
 
     @classmethod
     def matches(cls, module):
-        if hasattr(module, "gate_up_proj") and hasattr(module, "down_proj"):
-            if isinstance(module.gate_up_proj, nn.Linear):
-                return "kernels take gate and up as two tensors, not as halves of one"
-            raise NotImplementedError
         if not all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj")):
             raise NotImplementedError
         if not isinstance(module.gate_proj, nn.Module):
             raise NotImplementedError
-        act = getattr(module, "act_fn", None)
-        if type(act).__name__ not in ("SiLU", "SiLUActivation") and act is not nn.functional.silu:
-            return f"kernels take the activation SiLU, not {type(act).__name__}"
-        return None
+        return _rejects_activation(getattr(module, "act_fn", None))
 
     @classmethod
     def compare(cls, module, forward):
         width = getattr(module, "hidden_size", None) or module.gate_proj.in_features
         return forward(module, random_input(module, width))
+
+
+def _rejects_activation(act) -> str | None:
+    if type(act).__name__ not in ("SiLU", "SiLUActivation") and act is not nn.functional.silu:
+        return f"kernels take the activation SiLU, not {type(act).__name__}"
+    return None
+
+
+class SwiGluHalvesMlp(Swapped):
+    """MLP of Phi-3, whose gate and up are halves of one weight."""
+
+    def forward(self, x):
+        layer = self.gate_up_proj
+        reason = rejects(self, x)
+        if reason is None and torch.is_autocast_enabled(x.device.type):
+            reason = "kernels take halves of a linear layer without autocast"
+        if reason is None and type(layer) is not nn.Linear:
+            reason = f"kernels take halves of a plain linear layer, not of {type(layer).__name__}"
+        if reason is None and (layer._forward_hooks or layer._forward_pre_hooks):
+            reason = "a hook has to see the call of the linear layer"
+        if reason:
+            fall_back(self, reason)
+            return self._deepwell_class.forward(self, x)
+        return self.down_proj(functional.swiglu(*functional.linear_halves(x, layer.weight)))
+
+    @classmethod
+    def matches(cls, module):
+        layer = getattr(module, "gate_up_proj", None)
+        if not isinstance(layer, nn.Linear) or not hasattr(module, "down_proj"):
+            raise NotImplementedError
+        if layer.bias is not None:
+            return "kernels take halves of a linear layer without a bias"
+        return _rejects_activation(getattr(module, "activation_fn", None))
+
+    @classmethod
+    def compare(cls, module, forward):
+        return forward(module, random_input(module, module.gate_up_proj.in_features))
+
+
+class LayerNorm(Swapped):
+    """``nn.LayerNorm`` over the last dimension, with weight and bias."""
+
+    def forward(self, x):
+        reason = rejects(self, x)
+        if reason is None and self.weight.dtype != x.dtype:
+            reason = f"kernels take one type, not {x.dtype} and weights in {self.weight.dtype}"
+        if reason:
+            fall_back(self, reason)
+            return self._deepwell_class.forward(self, x)
+        return functional.layer_norm(x, self.weight, self.bias, self.eps)
+
+    @classmethod
+    def matches(cls, module):
+        if type(module) is not nn.LayerNorm:
+            raise NotImplementedError
+        if module.weight is None or module.bias is None or module.weight.dim() != 1:
+            return "kernels take a weight and a bias of one dimension"
+        return rejects_type(module.weight.dtype, module.weight.device)
+
+    @classmethod
+    def compare(cls, module, forward):
+        return forward(module, random_input(module, module.weight.shape[0]))
 
 
 class GeluTanh(Swapped):
@@ -201,7 +266,10 @@ class GeluTanh(Swapped):
 
 
 #: Swaps in the order in which they are tried; several for one module differ in their formula.
-SWAPS = {swap.__name__: swap for swap in (RmsNorm, OffsetRmsNorm, SwiGluMlp, GeluTanh)}
+SWAPS = {
+    swap.__name__: swap
+    for swap in (RmsNorm, OffsetRmsNorm, LayerNorm, SwiGluMlp, SwiGluHalvesMlp, GeluTanh)
+}
 
 
 @functools.cache
@@ -210,6 +278,7 @@ def swapped_class(original: type[nn.Module], swap: str) -> type[nn.Module]:
     names = ("__module__", "__qualname__", "__doc__")
     attributes = {name: getattr(original, name) for name in names}
     attributes |= {"_deepwell_class": original, "_deepwell_swap": swap}
+    attributes |= SWAPS[swap].attributes_of(original)
     return type(original.__name__, (SWAPS[swap], original), attributes)
 
 

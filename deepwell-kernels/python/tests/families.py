@@ -34,7 +34,7 @@ FAMILIES = {
         "GPT2Config",
         dict(n_embd=64, n_layer=2, n_head=4, n_positions=64, resid_pdrop=0.0, attn_pdrop=0.0,
              embd_pdrop=0.0),
-        (0, 0, 1),
+        (5, 0, 1),
     ),  # fmt: skip
     "gemma2": ("Gemma2Config", dict(sliding_window=8, query_pre_attn_scalar=16), (9, 0, 0)),
     "gemma3": (
@@ -42,7 +42,7 @@ FAMILIES = {
         dict(sliding_window=8, query_pre_attn_scalar=16, sliding_window_pattern=2),
         (13, 0, 1),
     ),
-    "phi3": ("Phi3Config", {}, (5, 0, 1)),
+    "phi3": ("Phi3Config", {}, (5, 2, 1)),
     "gpt_oss": (
         "GptOssConfig",
         dict(**MOE, sliding_window=8, layer_types=["sliding_attention", "full_attention"]),

@@ -6,13 +6,14 @@ from families import batch, model
 from torch import nn
 
 import deepwell
-from deepwell import mxfp8, ops, plans, swaps
+from deepwell import mxfp8, mxfp8_ops, ops, plans, swaps
 
 OPS = torch.ops.deepwell
 #: E4M3 keeps three bits after the first, so rounding moves an element by at most 2^-4 of itself.
 #: In the root mean square of a normal distribution it moves each operand by 0.0264 (measured).
 #: Errors of two operands add as squares.
 RELATIVE_ERROR = 0.0264 * 2**0.5
+CHECKS = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
 
 
 def dequantized(data, scales, granularity_rows, columns):
@@ -31,11 +32,16 @@ def dequantized(data, scales, granularity_rows, columns):
     ("mxfp8_quantize", (True, 128, True)),
     ("mxfp8_quantize_both", (32, True)),
 ])  # fmt: skip
-@pytest.mark.parametrize("shape", [(128, 256), (0, 64)])
+@pytest.mark.parametrize("shape", [(128, 256), (0, 64), (2, 64, 256)])
 def test_opcheck(name, arguments, shape):
-    utilities = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     x = torch.randn(shape).bfloat16()
-    torch.library.opcheck(getattr(OPS, name).default, (x, *arguments), test_utils=utilities)
+    torch.library.opcheck(getattr(OPS, name).default, (x, *arguments), test_utils=CHECKS)
+
+
+@pytest.mark.parametrize("name, count", [("mxfp8_swiglu", 2), ("mxfp8_swiglu_backward", 3)])
+def test_opcheck_of_swiglu(name, count):
+    tensors = [torch.randn(2, 64, 256).bfloat16() for _ in range(count)]
+    torch.library.opcheck(getattr(OPS, name).default, (*tensors, 32), test_utils=CHECKS)
 
 
 @pytest.mark.parametrize("granularity", [32, 128])
@@ -91,6 +97,36 @@ def test_policy(monkeypatch):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
 
 
+def test_an_mlp_in_one_function_equals_its_layers(monkeypatch):
+    monkeypatch.setattr(mxfp8, "SMALLEST", 32)
+    results = []
+    for is_whole in (True, False):
+        net = model("llama", torch.bfloat16)
+        deepwell.optimize(net, precision="mxfp8", on_cpu=True)
+        mlp = net.model.layers[1].mlp
+        assert isinstance(mlp, mxfp8.Mxfp8SwiGluMlp)
+        seen = []
+        if not is_whole:
+            # A hook has to see the layer's call.
+            mlp.up_proj.register_forward_hook(lambda *_: seen.append(1))  # noqa: B023
+        x = torch.randn(4, 16, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+        x.requires_grad_()
+        out = mlp(x)
+        out.backward(x.detach())
+        assert bool(seen) != is_whole
+        results.append([out, x.grad, *(p.grad for p in mlp.parameters())])
+    # The layers round the hidden tensor to BF16 before it is quantized.
+    for got, expected in zip(*results):
+        assert (got - expected).norm() < 0.02 * expected.norm()
+
+
+def test_nothing_is_kept_without_gradients(monkeypatch):
+    monkeypatch.setattr(mxfp8, "quantize_both", None)
+    x, w = torch.randn(64, 64).bfloat16(), torch.randn(64, 64).bfloat16().requires_grad_()
+    with torch.no_grad():
+        assert not mxfp8.linear(x, w).requires_grad
+
+
 def test_conv1d(monkeypatch):
     monkeypatch.setattr(mxfp8, "SMALLEST", 32)
     ids = batch(4, 16)
@@ -134,11 +170,12 @@ def test_gpus_have_kernels_for_a_layer(arch, granularity):
     }.items():
         dtype = torch.float32 if kind == "wgrad" else torch.bfloat16
         types = [*planes(rows, depth), *planes(columns, depth), (dtype, (rows, columns))]
-        op = mxfp8.gemm_op(kind, granularity, kind != "wgrad")
+        op = mxfp8_ops.gemm_op(kind, granularity, kind != "wgrad")
         assert plans.unsupported(arch, op, types, 4) is None
 
 
 def test_operators_are_all_checked():
     assert {name for name in ops.OPERATORS if name.startswith("mxfp8")} == {
-        "mxfp8_quantize", "mxfp8_quantize_both", "mxfp8_gemm"
+        "mxfp8_quantize", "mxfp8_quantize_both", "mxfp8_gemm", "mxfp8_swiglu",
+        "mxfp8_swiglu_backward",
     }  # fmt: skip

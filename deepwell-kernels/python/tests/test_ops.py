@@ -53,6 +53,7 @@ def arguments(make, tokens):
         "linear_cross_entropy_grad": (x(), make(48, 32), targets, torch.ones(1)),
         "swiglu": (x(), x()),
         "swiglu_backward": (x(), x(), x()),
+        "rope": (heads(4), torch.randn(tokens, 16), False),
         "gelu_tanh": (x(),),
         "gelu_tanh_backward": (x(), x()),
         "attention": (heads(4), heads(2), heads(2), sinks, ranges, *settings),
@@ -121,6 +122,29 @@ def test_rows(dtype, shape):
     check(functional.layer_norm, lambda x, w, b: F.layer_norm(x, width, w, b), [x, w, b], dtype)
     check(functional.swiglu, lambda g, u: F.silu(g) * u, [x, y], dtype)
     check(functional.gelu_tanh, lambda x: F.gelu(x, approximate="tanh"), [x], dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("batch_of_angles", [1, 2])
+def test_rope(dtype, batch_of_angles):
+    angles = torch.randn(batch_of_angles, 7, 8).repeat(1, 1, 2)
+    cos, sin = angles.cos()[:, :, None], angles.sin()[:, :, None]
+
+    def theirs(x):
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat([-second, first], -1) * sin
+
+    table = functional.rope_table(angles.cos(), angles.sin())
+    check(lambda x: functional.rope(x, table), theirs, [torch.randn(2, 7, 3, 16)], dtype)
+
+
+def test_linear_halves():
+    x, w = torch.randn(2, 3, 8), torch.randn(10, 8)
+
+    def joined(x, w):
+        return torch.cat(functional.linear_halves(x, w), -1)
+
+    check(joined, F.linear, [x, w], torch.float32)
 
 
 def reference_attention(q, k, v, sinks=None, documents=None, window=0, causal=True, scale=None):

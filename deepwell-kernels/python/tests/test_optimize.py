@@ -55,7 +55,7 @@ def test_report_counts_what_is_swapped(family):
     norms, mlps, attentions = FAMILIES[family][2]
     report = deepwell.report(optimized(family))
     count = lambda text: sum(text in how for how in report.swapped.values())  # noqa: E731
-    found = (count("RmsNorm"), count("SwiGluMlp"), count("attention by kernels"))
+    found = (count("Norm by "), count("Mlp"), count("attention by kernels"))
     assert found == (norms, mlps, attentions), str(report)
 
 
