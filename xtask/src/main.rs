@@ -10,6 +10,7 @@ mod cargo_messages;
 mod deepwell;
 mod emulate;
 mod kernels;
+mod package;
 mod packages;
 mod process;
 mod snapshots;
@@ -41,6 +42,7 @@ Commands for the repository:
   kernels    Compile the CUDA kernels; `cargo xtask kernels --help` has the flags
   emulate    Run kernels on the emulator, without a GPU; `--help` has the flags
   bundle     Make one folder for a GPU machine without Rust and nvcc; `--help` has the flags
+  package    Make the archives for crates.io, with compiled kernels; `--help` has the flags
   snapshots  Run the snapshot tests and show what changed; `--accept` or `--reject` it
   tidy       Check the rules of the repository that a program can check; --lower lowers the
              lines of known long functions
@@ -92,6 +94,7 @@ fn run() -> Result<ExitCode> {
         "kernels" => kernels::run(&root, &args),
         "emulate" => emulate::run(&shell, &root, &args),
         "bundle" => bundle::run(&shell, &root, &args),
+        "package" => package::run(&shell, &root, &args),
         "snapshots" => snapshots::run(&shell, &root, &args),
         "tidy" => tidy::run(&root, &args),
         "wheel" => wheel::run(&shell, &root, &args),

@@ -1,7 +1,8 @@
 //! Search for compiled kernels.
 //!
 //! Search order: the folder in `DEEPWELL_KERNELS_DIR`, then `target/kernels` under the working
-//! directory and its parents.
+//! directory and its parents, then the kernels embedded in the library, which a published archive
+//! has.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -82,6 +83,12 @@ impl KernelImages {
                     }
                     return Ok(Cow::Owned(bytes));
                 }
+            }
+            #[cfg(feature = "cuda")]
+            if !self.is_ptx
+                && let Some(cubin) = super::packs::cubin(name, file)
+            {
+                return Ok(Cow::Owned(cubin));
             }
         }
         Err(KernelError::NoImage {

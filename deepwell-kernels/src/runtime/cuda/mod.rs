@@ -8,6 +8,8 @@ pub(crate) mod device_tensor;
 pub(crate) mod driver;
 pub(crate) mod images;
 pub(crate) mod launch;
+#[cfg(feature = "cuda")]
+pub(crate) mod packs;
 pub(crate) mod pinned;
 pub(crate) mod prepare;
 pub(crate) mod spec;
