@@ -2,8 +2,8 @@
 //!
 //! [`CudaDevice::warm_up`] prepares a call at addresses that nothing reads, which loads modules and
 //! constants, and [`CudaDevice::template`] finds out where the addresses are in its steps. A run
-//! fills in the caller's addresses. It neither allocates device memory nor synchronizes, so a caller
-//! may capture it.
+//! fills in the caller's addresses. It neither allocates device memory nor synchronizes, so a
+//! caller may capture it.
 
 use std::collections::HashMap;
 

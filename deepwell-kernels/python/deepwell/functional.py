@@ -18,6 +18,11 @@ def _autocast(*tensors):
     return tuple(t.to(dtype) if t is not None and t.is_floating_point() else t for t in tensors)
 
 
+def _keeps(*tensors) -> bool:
+    """Whether a call has to keep what its gradients need."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 def _as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
@@ -38,7 +43,10 @@ class _RmsNorm(torch.autograd.Function):
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """``x / sqrt(mean(x², -1) + eps) · weight``, with FP32 statistics."""
-    return _RmsNorm.apply(x, _as(weight, x.dtype), float(eps))
+    weight = _as(weight, x.dtype)
+    if not _keeps(x, weight):
+        return ops.rms_norm(x, weight, float(eps))[0]
+    return _RmsNorm.apply(x, weight, float(eps))
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -57,7 +65,10 @@ class _LayerNorm(torch.autograd.Function):
 
 def layer_norm(x, weight, bias, eps: float = 1e-5) -> torch.Tensor:
     """Layer normalization over the last dimension, with FP32 statistics."""
-    return _LayerNorm.apply(x, _as(weight, x.dtype), _as(bias, x.dtype), float(eps))
+    weight, bias = _as(weight, x.dtype), _as(bias, x.dtype)
+    if not _keeps(x, weight, bias):
+        return ops.layer_norm(x, weight, bias, float(eps))[0]
+    return _LayerNorm.apply(x, weight, bias, float(eps))
 
 
 class _SwiGlu(torch.autograd.Function):
@@ -73,7 +84,7 @@ class _SwiGlu(torch.autograd.Function):
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """``silu(gate) · up``."""
-    return _SwiGlu.apply(gate, up)
+    return _SwiGlu.apply(gate, up) if _keeps(gate, up) else ops.swiglu(gate, up)
 
 
 class _Halves(torch.autograd.Function):
@@ -114,7 +125,7 @@ class _GeluTanh(torch.autograd.Function):
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """GELU by the tanh approximation, as GPT-2 has it."""
-    return _GeluTanh.apply(x)
+    return _GeluTanh.apply(x) if _keeps(x) else ops.gelu_tanh(x)
 
 
 class _Rope(torch.autograd.Function):
@@ -134,7 +145,7 @@ def rope(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     Row ``t mod P`` of the table ``[P, head_dim]`` in FP32 has the cosines, then the sines, of the
     pairs of token t: :func:`rope_table`.
     """
-    return _Rope.apply(x, table)
+    return _Rope.apply(x, table) if _keeps(x) else ops.rope(x, table, False)
 
 
 def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -148,7 +159,7 @@ def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, sinks, documents, scale, causal, window):
-        q, k, v = (t.contiguous() for t in (q, k, v))
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         o, lse = ops.attention(q, k, v, sinks, documents, scale, causal, window)
         ctx.save_for_backward(q, k, v, o, lse, sinks, documents)
         ctx.settings = (scale, causal, window)
@@ -182,10 +193,14 @@ def attention(
     for the gradients that the call will need, raise :class:`UnsupportedError`.
     """
     q, k, v = _autocast(q, k, v)
-    if q.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    keeps = _keeps(q, k, v, *(() if sinks is None else (sinks,)))
+    if keeps and not torch.compiler.is_compiling():
         # Now, rather than in the backward pass.
         if reason := ops.missing_attention(q.shape[2], k.shape[2], q.shape[3], q):
             raise UnsupportedError(reason)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     sinks = None if sinks is None else sinks.float()
-    return _Attention.apply(q, k, v, sinks, documents, scale, bool(causal), int(window))
+    settings = (scale, bool(causal), int(window))
+    if not keeps:
+        return ops.attention(q, k, v, sinks, documents, *settings)[0]
+    return _Attention.apply(q, k, v, sinks, documents, *settings)

@@ -54,11 +54,11 @@ def operator(schema: str):
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.new_empty(tensor.shape)
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def _f32(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
-    return tensor.new_empty(shape, dtype=torch.float32)
+    return torch.empty(shape, dtype=torch.float32, device=tensor.device)
 
 
 def _per_row(tensor: torch.Tensor) -> torch.Tensor:

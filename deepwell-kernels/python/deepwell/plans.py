@@ -190,7 +190,8 @@ def run(
     are aligned; their types follow from the op and its inputs. ``shape_of`` gives the shape in
     which the library reads a tensor."""
     tensors = [aligned(tensor) for tensor in inputs]
-    key = (op, tensors[0].device, batch, seq, *[(t.shape, t.dtype) for t in tensors])
+    shapes, dtypes = [t.shape for t in tensors], [t.dtype for t in tensors]
+    key = (op, tensors[0].device, batch, seq, *shapes, *dtypes)
     tensors += outputs
     chosen = _PLANS.get(key)
     if chosen is None:

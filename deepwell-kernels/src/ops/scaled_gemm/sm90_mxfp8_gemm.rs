@@ -55,9 +55,9 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     sm100_mxfp8_gemm::reject(request)
 }
 
-/// Shares of the FP8 peak that whole waves of tiles reach, measured on an H200: 1058 to 1112 TFLOP/s
-/// in fprop and dgrad, 749 to 794 in wgrad, whose scales change with every column
-/// (`benchmarks/sm90_gemms_2026-11-24.md`). Time for results, which prediction adds, is part of both.
+/// Shares of the FP8 peak that whole waves of tiles reach, measured on an H200: 1058 to 1112
+/// TFLOP/s in fprop and dgrad, 749 to 794 in wgrad, where scales change with every column
+/// (`benchmarks/sm90_gemms_2026-11-24.md`).
 const SHARE: f64 = 0.52;
 const WGRAD_SHARE: f64 = 0.39;
 

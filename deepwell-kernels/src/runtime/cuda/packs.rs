@@ -52,7 +52,7 @@ fn unpack(pack: &[u8]) -> Option<Files> {
 mod tests {
     use super::*;
 
-    /// Of `xtask`'s `pack`, with the files `a`, empty, and `b`, `two`.
+    /// The files `a`, empty, and `b`, `two`, compressed by Python's `lzma`.
     const PACK: &[u8] = include_bytes!("packs_test.pack");
 
     #[test]
