@@ -154,7 +154,7 @@ fn a_template_gives_what_the_launcher_prepares() {
         let choice = CudaCatalog.select(&call.request(), &target).unwrap().choice;
         let program = call.program(choice, target.clone(), 1);
         let workspace = device.warm_up(&program).unwrap();
-        let mut template = device.template(&program, workspace).unwrap().expect(name);
+        let mut template = device.template(&program, workspace).unwrap().expect(&name);
         for seed in [1, 2] {
             let place = |index: usize| ((index * 7 + seed * 5) % 13 + 1) << 33 | seed << 8;
             let addresses: Vec<usize> = (0..=program.values.len()).map(place).collect();
