@@ -127,8 +127,8 @@ impl OpRule for RopeBackward {
 }
 
 /// Rotates each head of x `[T, heads · head_dim]` by angles of a table `[P, head_dim]` (F32): of
-/// row `t mod P`, cosines and then sines of the pairs, which are half a head apart. For tokens whose
-/// positions are data.
+/// row `t mod P`, cosines and then sines of the pairs, which are half a head apart. For tokens
+/// whose positions are data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RopeByTable {
     /// Number of heads in a row.
