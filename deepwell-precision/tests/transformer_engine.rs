@@ -96,7 +96,8 @@ impl Operand {
                 .map(|(&x, sign)| f64::from(x) * if *sign == b'-' { -1.0 } else { 1.0 })
                 .collect();
             for (i, y) in group.iter_mut().enumerate() {
-                let entry = |j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+                let entry =
+                    |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
                 let sum = (0..16).fold(0.0, |sum, j| sum + entry(j) * x[j]);
                 *y = bf16::from_f64(sum / 4.0).to_f32();
             }

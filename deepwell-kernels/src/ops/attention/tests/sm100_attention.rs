@@ -60,7 +60,7 @@ fn attention_on_tcgen05_with_windows_sinks_and_documents() {
 }
 
 /// Every kernel: several tiles for a CTA, and up to five blocks of keys, so that every wait sees
-/// both parities; queries of a tile's second half beyond the sequence, and windows and documents that
+/// both parities; queries of a tile's second half beyond the sequence; windows and documents that
 /// begin within blocks and skip some. Keys are processed from the last to the first, so falling
 /// scores raise references, and sums are corrected.
 fn every_kernel() -> impl Iterator<Item = Case> {
