@@ -71,7 +71,7 @@ fn verdicts_with_their_exit_codes() {
             "holds",
             "quantized GEMMs ran as planned",
             "holds",
-            "FLOPs ran in NVFP4",
+            "FLOPs ran in MXFP8+NVFP4",
         ),
     ] {
         let folder = Folder::new();
