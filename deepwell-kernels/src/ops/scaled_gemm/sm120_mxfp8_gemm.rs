@@ -33,7 +33,7 @@ mod tests {
     fn block_scales_where_tensor_cores_have_them() {
         let square = QuantFormat::MXFP8.square();
         let wide = square.with_granularity(Granularity::G128);
-        let (kernel, hopper) = ("cuda_sm120_mxfp8_gemm", "cuda_sm90_dequantized_mxfp8_gemm");
+        let (kernel, hopper) = ("cuda_sm120_mxfp8_gemm", "cuda_sm90_mxfp8_gemm");
         let elsewhere = |name| Some(format!("runs on blackwell-sm120, not on {name}"));
         let sm120 = Architecture::Sm120a;
         for (architecture, b, k, expected, refusal) in [
