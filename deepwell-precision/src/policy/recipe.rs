@@ -111,9 +111,9 @@ impl PrecisionPolicy {
         let decisions = self.defaults(tensors);
         let first = last.first(block_count(tensors));
         let is_last = |tensor: &TensorUse<'_>| tensor.layer.is_some_and(|layer| layer >= first);
-        let of_blocks = tensors.iter().zip(decisions).filter(|(tensor, decision)| {
-            is_last(tensor) && decision.format == last.format && decision.format.is_quantized()
-        });
+        let of_blocks = tensors.iter().zip(decisions);
+        let of_blocks = of_blocks
+            .filter(|(tensor, decision)| is_last(tensor) && decision.format == last.format);
         let rules = of_blocks.map(|(tensor, decision)| Rule {
             tensors: globset::escape(tensor.name),
             format: Some(decision.format),
