@@ -36,7 +36,7 @@ impl Scope {
 
     /// The parts of `rows` rows with a tensor scale each.
     pub(crate) fn parts(&self, rows: usize, arena: &Arena) -> Result<Vec<Range<usize>>, String> {
-        let Scope::Groups(offsets) = self else { return Ok(Vec::from([0..rows])) };
+        let Scope::Groups(offsets) = self else { return Ok(std::iter::once(0..rows).collect()) };
         let offsets = offsets.of(arena);
         let at = |offset: i32| usize::try_from(offset).ok().filter(|&offset| offset <= rows);
         let groups = offsets.windows(2).map(|pair| Some(at(pair[0])?..at(pair[1])?));
