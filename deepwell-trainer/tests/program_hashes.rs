@@ -108,7 +108,7 @@ fn lines_of_ranks(
         let program = lower(graph, plan, catalog, &target);
         lines.push(line(&name, &program));
         let Ok(program) = program else { continue };
-        if plan.parallel.zero % 3 > 0 {
+        if !plan.parallel.zero.is_multiple_of(3) {
             continue;
         }
         let evaluation = lower_evaluation(graph, plan, &program, catalog, &target);
