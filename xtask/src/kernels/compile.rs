@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::lines;
 use super::manifest::{Compiled, Cubin, Kernel};
+use super::proofs::{SassProofs, sass_digest};
 use super::resources::parse_ptxas;
 use super::sass::count_instructions;
 use super::toolchain::Toolchain;
@@ -20,16 +21,31 @@ pub(crate) const NVCC_FLAGS: [&str; 5] =
 /// `-v` prints registers; the optimization level is explicit.
 pub(crate) const PTXAS_FLAGS: [&str; 2] = ["-v", "-O3"];
 
+/// The PTX that is compiled to SASS.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sass<'a> {
+    None,
+    /// All but the PTX in the table.
+    Unproven(&'a SassProofs),
+    All,
+}
+
 /// A source to compile for an architecture.
 #[derive(Debug)]
 pub(crate) struct Job<'a> {
     pub(crate) source: &'a Source,
     pub(crate) architecture: &'static str,
     pub(crate) content_hash: String,
+    /// Version text of nvcc and ptxas.
+    compiler: &'a str,
 }
 
 impl<'a> Job<'a> {
-    pub(crate) fn new(source: &'a Source, architecture: &'static str, compiler: &str) -> Job<'a> {
+    pub(crate) fn new(
+        source: &'a Source,
+        architecture: &'static str,
+        compiler: &'a str,
+    ) -> Job<'a> {
         let mut hasher = blake3::Hasher::new();
         feed(&mut hasher, compiler.as_bytes());
         for flag in NVCC_FLAGS.iter().chain(&PTXAS_FLAGS) {
@@ -38,7 +54,7 @@ impl<'a> Job<'a> {
         feed(&mut hasher, architecture.as_bytes());
         feed(&mut hasher, source.text_hash.as_bytes());
         let content_hash = hasher.finalize().to_hex().to_string();
-        Job { source, architecture, content_hash }
+        Job { source, architecture, content_hash, compiler }
     }
 
     fn source_hash(&self) -> String {
@@ -50,15 +66,33 @@ impl<'a> Job<'a> {
         out.join(self.architecture).join(format!("{}.{extension}", self.source.stem))
     }
 
+    /// Returns the name in the table of proofs.
+    pub(crate) fn name(&self) -> String {
+        format!("{} {}", self.architecture, self.source.stem)
+    }
+
+    /// Returns the digest of compiled PTX for the table of proofs.
+    pub(crate) fn sass_digest(&self, out: &Path) -> Option<String> {
+        let ptx = fs::read_to_string(self.output(out, "ptx")).ok()?;
+        Some(sass_digest(self.compiler, &lines::without(&ptx)))
+    }
+
     /// Returns the record of an earlier run with the same content, if its files still exist.
-    pub(crate) fn up_to_date(&self, out: &Path, ptx_only: bool) -> Option<Compiled> {
+    pub(crate) fn up_to_date(&self, out: &Path, sass: Sass<'_>) -> Option<Compiled> {
         let text = fs::read(self.output(out, "json")).ok()?;
         let compiled = Compiled::from_json(&serde_json::from_slice::<Value>(&text).ok()?)?;
         let has = |extension: &str| self.output(out, extension).is_file();
         let is_same = compiled.content_hash == self.content_hash && has("ptx");
-        let is_enough = ptx_only || (compiled.cubin.is_some() && has("cubin"));
+        let is_enough = || match sass {
+            _ if compiled.cubin.is_some() && has("cubin") => true,
+            Sass::None => true,
+            Sass::Unproven(proofs) => {
+                self.sass_digest(out).is_some_and(|digest| proofs.spares(&self.name(), &digest))
+            }
+            Sass::All => false,
+        };
         let source_hash = self.source_hash();
-        (is_same && is_enough).then_some(Compiled { source_hash, ..compiled })
+        (is_same && is_enough()).then(|| Compiled { source_hash, ..compiled })
     }
 
     /// Compiles the source. Old outputs are removed even if compilation fails, so that no stale
@@ -68,7 +102,7 @@ impl<'a> Job<'a> {
         toolchain: &Toolchain,
         root: &Path,
         out: &Path,
-        ptx_only: bool,
+        sass: Sass<'_>,
     ) -> Result<Compiled> {
         // The record is removed first: outputs without a record count as absent.
         for extension in ["json", "cubin", "ptx"] {
@@ -89,8 +123,16 @@ impl<'a> Job<'a> {
             let mut warnings = self.make_ptx(toolchain, root, &ptx)?;
             let text = lines::with_relative_files(&fs::read_to_string(&ptx)?, root);
             fs::write(&ptx, &text)?;
-            fs::write(&bare, lines::without(&text))?;
-            let compiled_cubin = match ptx_only {
+            let code = lines::without(&text);
+            fs::write(&bare, &code)?;
+            let is_spared = match sass {
+                Sass::None => true,
+                Sass::Unproven(proofs) => {
+                    proofs.spares(&self.name(), &sass_digest(self.compiler, &code))
+                }
+                Sass::All => false,
+            };
+            let compiled_cubin = match is_spared {
                 true => None,
                 false => Some(self.make_cubin(toolchain, &bare, &cubin, &mut warnings)?),
             };
@@ -104,7 +146,7 @@ impl<'a> Job<'a> {
             };
             fs::write(&record, format!("{:#}\n", compiled.to_json()))?;
             fs::rename(&ptx, self.output(out, "ptx"))?;
-            if !ptx_only {
+            if compiled.cubin.is_some() {
                 fs::rename(&cubin, self.output(out, "cubin"))?;
             }
             fs::rename(&record, self.output(out, "json"))?;
@@ -256,9 +298,10 @@ mod tests {
             if let Some(record) = record {
                 fs::write(job.output(out.path(), "json"), record.to_json().to_string()).unwrap();
             }
-            let found = |ptx_only| job.up_to_date(out.path(), ptx_only);
-            assert_eq!((found(false).is_some(), found(true).is_some()), expected, "{record:?}");
-            if let Some(found) = found(true) {
+            let found = |sass| job.up_to_date(out.path(), sass);
+            let is_found = (found(Sass::All).is_some(), found(Sass::None).is_some());
+            assert_eq!(is_found, expected, "{record:?}");
+            if let Some(found) = found(Sass::None) {
                 assert_eq!(Some(&found), record);
             }
         }
@@ -267,6 +310,6 @@ mod tests {
         fs::create_dir(out.path().join("sm_90a")).unwrap();
         fs::write(job.output(out.path(), "ptx"), "x").unwrap();
         fs::write(job.output(out.path(), "json"), "{\"file\": \"a\"").unwrap();
-        assert_eq!(job.up_to_date(out.path(), true), None);
+        assert_eq!(job.up_to_date(out.path(), Sass::None), None);
     }
 }

@@ -6,20 +6,12 @@ use serde_json::{Value, json};
 
 use super::resources::Resources;
 use super::sass::{Counts, Instructions};
-use super::sass_rules::sass_fault;
 
 /// A `__global__` function of a cubin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kernel {
     pub(crate) resources: Resources,
     pub(crate) instructions: Instructions,
-}
-
-impl Kernel {
-    /// Whether a kernel with MMAs spills registers: tensor cores would wait for memory.
-    fn spills_beside_tensor_cores(&self) -> bool {
-        self.resources.spill_bytes > 0 && !self.instructions.mmas.is_empty()
-    }
 }
 
 /// One source compiled for one architecture.
@@ -68,29 +60,6 @@ pub(crate) struct Manifest {
 }
 
 impl Compiled {
-    /// Returns the broken rules of a compiled source.
-    pub(crate) fn fault(&self) -> Option<String> {
-        let kernels = self.cubin.iter().flat_map(|cubin| &cubin.kernels);
-        let spilling: Vec<_> = kernels
-            .filter(|kernel| kernel.spills_beside_tensor_cores())
-            .map(|kernel| {
-                format!("`{}` {} bytes", kernel.resources.entry, kernel.resources.spill_bytes)
-            })
-            .collect();
-        let spills = (!spilling.is_empty()).then(|| {
-            format!(
-                "registers are spilled in kernels that use tensor cores: {}\n\
-                 hint: take a smaller tile, split the accumulators over more warps, or allow more \
-                 registers with `__launch_bounds__`",
-                spilling.join(", ")
-            )
-        });
-        let kernels = self.cubin.iter().flat_map(|cubin| &cubin.kernels);
-        let others = kernels.filter_map(|kernel| sass_fault(&self.stem, kernel));
-        let faults: Vec<String> = spills.into_iter().chain(others).collect();
-        (!faults.is_empty()).then(|| faults.join("\n"))
-    }
-
     /// Returns the JSON of the manifest and of the record next to the cubin, which the next run
     /// reads.
     pub(crate) fn to_json(&self) -> Value {

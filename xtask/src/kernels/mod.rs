@@ -8,6 +8,7 @@ pub(crate) mod compile;
 mod lines;
 pub(crate) mod manifest;
 mod progress;
+mod proofs;
 mod resources;
 mod sass;
 mod sass_rules;
@@ -26,9 +27,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::arguments::{Takes, flags, list};
-use compile::{Job, NVCC_FLAGS, PTXAS_FLAGS};
+use compile::{Job, NVCC_FLAGS, PTXAS_FLAGS, Sass};
 use manifest::{Compiled, Failed, Manifest, grouped};
 use progress::Progress;
+use proofs::SassProofs;
 use toolchain::{Toolchain, below};
 use unit::{ARCHITECTURES, Source};
 
@@ -41,6 +43,9 @@ Flags:
   --arch LIST   only for these architectures: sm_90a, sm_100a, sm_103a, sm_120a
   --only LIST   only these files, without `.cu`
   --ptx         only PTX, no SASS
+  --unproven    no SASS for PTX in the table of proofs, but for a tenth that the word in
+                DEEPWELL_PROOF_DRAW chooses, if it is set
+  --record      write the table of proofs: all PTX whose SASS has no fault
   --force       compile also what is up to date
   --if-present  do nothing where there is no compiler yet, rather than install one
   --json        the manifest on standard output instead of a table
@@ -59,6 +64,10 @@ pub(crate) struct Options {
     /// Names of files without `.cu`; empty for all.
     pub(crate) only: Vec<String>,
     pub(crate) ptx_only: bool,
+    /// No SASS for the PTX in the table of proofs.
+    pub(crate) unproven: bool,
+    /// Writes the table of proofs.
+    pub(crate) record: bool,
     pub(crate) force: bool,
     /// Installs nothing; without a compiler, does nothing.
     pub(crate) if_present: bool,
@@ -95,6 +104,8 @@ impl Options {
             ("--arch", Takes::Value),
             ("--only", Takes::Value),
             ("--ptx", Takes::Nothing),
+            ("--unproven", Takes::Nothing),
+            ("--record", Takes::Nothing),
             ("--force", Takes::Nothing),
             ("--if-present", Takes::Nothing),
             ("--json", Takes::Nothing),
@@ -107,6 +118,8 @@ impl Options {
                     .only
                     .extend(list(&value).map(|name| name.trim_end_matches(".cu").to_string())),
                 "--ptx" => options.ptx_only = true,
+                "--unproven" => options.unproven = true,
+                "--record" => options.record = true,
                 "--force" => options.force = true,
                 "--if-present" => options.if_present = true,
                 _ => options.json = true,
@@ -168,10 +181,16 @@ pub(crate) fn build(root: &Path, options: &Options) -> Result<Manifest> {
             })),
         }
     }
+    let proofs = SassProofs::read(root);
+    let sass = match options {
+        Options { ptx_only: true, .. } => Sass::None,
+        Options { unproven: true, .. } => Sass::Unproven(&proofs),
+        _ => Sass::All,
+    };
     let mut open = Vec::new();
-    for (job, is_asked_for) in jobs {
-        let compiled = job.up_to_date(&out, options.ptx_only || !is_asked_for);
-        match (compiled, is_asked_for) {
+    for (job, is_asked_for) in &jobs {
+        let compiled = job.up_to_date(&out, if *is_asked_for { sass } else { Sass::None });
+        match (compiled, *is_asked_for) {
             (Some(compiled), true) if !options.force => result.compiled.push(compiled),
             (_, true) => open.push(job),
             (Some(compiled), false) => whole.compiled.push(compiled),
@@ -183,7 +202,7 @@ pub(crate) fn build(root: &Path, options: &Options) -> Result<Manifest> {
         toolchain::check_host_compiler()?;
         eprintln!("compiling with {} ({})", toolchain.origin, first_words(&toolchain.version));
     }
-    for (job, compiled) in open.iter().zip(compile_all(&open, &toolchain, root, &out, options)?) {
+    for (job, compiled) in open.iter().zip(compile_all(&open, &toolchain, root, &out, sass)?) {
         match compiled {
             Ok(compiled) => {
                 print_warnings(&compiled);
@@ -203,6 +222,10 @@ pub(crate) fn build(root: &Path, options: &Options) -> Result<Manifest> {
     whole.failed.extend(result.failed.iter().cloned());
     sort(&mut whole);
     write_manifest(&out, &whole)?;
+    if options.record {
+        let jobs = jobs.iter().map(|(job, _)| job);
+        proofs.record(root, jobs, &whole, &out)?;
+    }
     eprintln!(
         "{} compiled, {up_to_date} up to date, {} with errors; {} bytes of SASS in {}; \
          {:.1} s",
@@ -253,11 +276,11 @@ fn write_manifest(out: &Path, manifest: &Manifest) -> Result<()> {
 
 /// Runs the jobs on all cores; returns results in the order of the jobs.
 fn compile_all(
-    jobs: &[Job<'_>],
+    jobs: &[&Job<'_>],
     toolchain: &Toolchain,
     root: &Path,
     out: &Path,
-    options: &Options,
+    sass: Sass<'_>,
 ) -> Result<Vec<Result<Compiled>>> {
     for job in jobs {
         let folder = out.join(job.architecture);
@@ -274,7 +297,7 @@ fn compile_all(
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     jobs.get(index).map(|job| (index, job))
                 } {
-                    let compiled = job.compile(toolchain, root, out, options.ptx_only);
+                    let compiled = job.compile(toolchain, root, out, sass);
                     progress.step(&format!("{} {}", job.architecture, job.source.stem));
                     results.lock().expect("no worker panics")[index] = Some(compiled);
                 }

@@ -1,7 +1,7 @@
 //! Rules for the SASS of some kernels: the compiler need not emit the instruction that a source
 //! requests.
 
-use super::manifest::Kernel;
+use super::manifest::{Compiled, Kernel};
 use super::sass::Counts;
 
 /// Rule for the kernels of a source.
@@ -36,8 +36,40 @@ const RULES: &[Rule] = &[
     Rule { stem: "sm120_mxfp8_gemm", mma: "QMMA.SF", load: None, pair: None },
 ];
 
+impl Kernel {
+    /// Whether a kernel with MMAs spills registers: tensor cores would wait for memory.
+    fn spills_beside_tensor_cores(&self) -> bool {
+        self.resources.spill_bytes > 0 && !self.instructions.mmas.is_empty()
+    }
+}
+
+impl Compiled {
+    /// Returns the broken rules of a compiled source.
+    pub(crate) fn fault(&self) -> Option<String> {
+        let kernels = self.cubin.iter().flat_map(|cubin| &cubin.kernels);
+        let spilling: Vec<_> = kernels
+            .filter(|kernel| kernel.spills_beside_tensor_cores())
+            .map(|kernel| {
+                format!("`{}` {} bytes", kernel.resources.entry, kernel.resources.spill_bytes)
+            })
+            .collect();
+        let spills = (!spilling.is_empty()).then(|| {
+            format!(
+                "registers are spilled in kernels that use tensor cores: {}\n\
+                 hint: take a smaller tile, split the accumulators over more warps, or allow more \
+                 registers with `__launch_bounds__`",
+                spilling.join(", ")
+            )
+        });
+        let kernels = self.cubin.iter().flat_map(|cubin| &cubin.kernels);
+        let others = kernels.filter_map(|kernel| sass_fault(&self.stem, kernel));
+        let faults: Vec<String> = spills.into_iter().chain(others).collect();
+        (!faults.is_empty()).then(|| faults.join("\n"))
+    }
+}
+
 /// Returns the broken rules of a kernel's SASS.
-pub(crate) fn sass_fault(stem: &str, kernel: &Kernel) -> Option<String> {
+fn sass_fault(stem: &str, kernel: &Kernel) -> Option<String> {
     let rule = RULES.iter().find(|rule| rule.stem == stem)?;
     let resources = &kernel.resources;
     let is_of_pair = rule.pair.is_some_and(|pair| resources.entry.contains(pair));

@@ -1,0 +1,192 @@
+//! The table of SASS without faults: `--unproven` compiles SASS only for the PTX that is not in it.
+//!
+//! A digest covers the PTX without debug information, the compiler's version and flags, and the
+//! rules for SASS. The compiler is pinned, so the same PTX has the same SASS.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use super::compile::{Job, PTXAS_FLAGS};
+use super::manifest::Manifest;
+use super::unit::feed;
+
+/// The table, relative to the workspace's root.
+const TABLE: &str = "deepwell-kernels/tests/cuda/proofs/sass.json";
+/// Selects the tenth of the table that is compiled nevertheless; `all` for all.
+const DRAW_VARIABLE: &str = "DEEPWELL_PROOF_DRAW";
+/// Sources of the rules: another rule can find a fault in the same SASS.
+const RULES: [&str; 3] =
+    [include_str!("sass_rules.rs"), include_str!("sass.rs"), include_str!("resources.rs")];
+
+/// Digests by architecture and source, such as `sm_90a adamw`.
+type Digests = BTreeMap<String, String>;
+
+/// The committed table, and the word that selects a tenth of it.
+#[derive(Debug, Default)]
+pub(crate) struct SassProofs {
+    digests: Digests,
+    draw: String,
+}
+
+impl SassProofs {
+    /// Reads the table of the workspace at `root`. A missing table and one that was edited by hand
+    /// have no entries.
+    pub(super) fn read(root: &Path) -> SassProofs {
+        let digests = fs::read(path(root)).ok().and_then(|text| parse(&text)).unwrap_or_default();
+        SassProofs { digests, draw: std::env::var(DRAW_VARIABLE).unwrap_or_default() }
+    }
+
+    /// Whether the table has the digest of this PTX.
+    pub(super) fn has(&self, name: &str, digest: &str) -> bool {
+        self.digests.get(name).is_some_and(|known| known == digest)
+    }
+
+    /// Whether SASS of this PTX need not be compiled: it is in the table and was not drawn.
+    pub(super) fn spares(&self, name: &str, digest: &str) -> bool {
+        self.has(name, digest) && !is_drawn(&self.draw, name)
+    }
+
+    /// Writes the table anew: entries of `jobs` whose SASS in `manifest` has no fault. An entry
+    /// stays if its SASS was not compiled and its PTX is the same.
+    pub(super) fn record<'a>(
+        &self,
+        root: &Path,
+        jobs: impl Iterator<Item = &'a Job<'a>>,
+        manifest: &Manifest,
+        out: &Path,
+    ) -> Result<()> {
+        let mut digests = Digests::new();
+        for job in jobs {
+            let is_of_job = |stem: &str, architecture: Option<&str>| {
+                stem == job.source.stem && architecture == Some(job.architecture)
+            };
+            let compiled = manifest
+                .compiled
+                .iter()
+                .find(|compiled| is_of_job(&compiled.stem, Some(&compiled.architecture)));
+            let mut failed = manifest.failed.iter();
+            let has_failed = failed.any(|f| is_of_job(&f.stem, f.architecture.as_deref()));
+            let (Some(compiled), false) = (compiled, has_failed) else { continue };
+            let (name, Some(digest)) = (job.name(), job.sass_digest(out)) else { continue };
+            if compiled.cubin.is_some() || self.has(&name, &digest) {
+                digests.insert(name, digest);
+            }
+        }
+        write(root, &digests)
+    }
+}
+
+/// Writes the table.
+fn write(root: &Path, digests: &Digests) -> Result<()> {
+    let table = json!({ "digest": digest_of(digests), "sass": digests });
+    let path = path(root);
+    fs::write(&path, format!("{table:#}\n"))
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn path(root: &Path) -> PathBuf {
+    root.join(TABLE)
+}
+
+/// Returns the entries of a table whose digest is right.
+fn parse(text: &[u8]) -> Option<Digests> {
+    let table: Value = serde_json::from_slice(text).ok()?;
+    let digests: Digests = serde_json::from_value(table.get("sass")?.clone()).ok()?;
+    (table.get("digest")?.as_str()? == digest_of(&digests)).then_some(digests)
+}
+
+fn digest_of(digests: &Digests) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for (name, digest) in digests {
+        feed(&mut hasher, name.as_bytes());
+        feed(&mut hasher, digest.as_bytes());
+    }
+    short(&hasher)
+}
+
+/// Returns the digest of PTX without debug information.
+pub(super) fn sass_digest(compiler: &str, ptx: &str) -> String {
+    let mut hasher = blake3::Hasher::new();
+    feed(&mut hasher, compiler.as_bytes());
+    for text in PTXAS_FLAGS.iter().chain(&RULES) {
+        feed(&mut hasher, text.as_bytes());
+    }
+    // Comments hold the compiler's build; blank lines separate functions.
+    for line in ptx.lines().map(str::trim) {
+        if !line.is_empty() && !line.starts_with("//") {
+            feed(&mut hasher, line.as_bytes());
+        }
+    }
+    short(&hasher)
+}
+
+/// Returns the first 16 hexadecimal digits.
+fn short(hasher: &blake3::Hasher) -> String {
+    hasher.finalize().to_hex()[..16].to_string()
+}
+
+/// Whether an entry is tried again: `draw` and its name select one in ten. No word selects none.
+fn is_drawn(draw: &str, name: &str) -> bool {
+    match draw {
+        "" => false,
+        "all" => true,
+        _ => blake3::hash(format!("{draw} {name}").as_bytes()).as_bytes()[0].is_multiple_of(10),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digests_cover_code_and_compiler() {
+        let first = sass_digest("13.0", "add;\n");
+        for (compiler, ptx, differs) in [
+            ("13.0", "// comment\n\n\tadd;\n", false),
+            ("13.1", "add;\n", true),
+            ("13.0", "sub;\n", true),
+            ("13.0", "add;\nret;\n", true),
+        ] {
+            assert_eq!(sass_digest(compiler, ptx) != first, differs, "{compiler} {ptx:?}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_missing_or_drawn_entry_spares_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::create_dir_all(path(root).parent().unwrap()).unwrap();
+        let read = |draw: &str| SassProofs { draw: draw.to_string(), ..SassProofs::read(root) };
+        assert!(!read("").spares("sm_90a adamw", "0123"), "without a table");
+
+        let digests = Digests::from([("sm_90a adamw".to_string(), "0123".to_string())]);
+        write(root, &digests).unwrap();
+        // Architecture and source, digest, word; whether the entry spares.
+        for (name, digest, draw, expected) in [
+            ("sm_90a adamw", "0123", "", true),
+            ("sm_90a adamw", "0124", "", false),
+            ("sm_100a adamw", "0123", "", false),
+            ("sm_90a adamw", "0123", "all", false),
+        ] {
+            assert_eq!(read(draw).spares(name, digest), expected, "{name} {digest} {draw}");
+        }
+
+        let text = fs::read_to_string(path(root)).unwrap();
+        fs::write(path(root), text.replace("0123", "0124")).unwrap();
+        assert!(!read("").spares("sm_90a adamw", "0124"), "edited by hand");
+    }
+
+    #[test]
+    fn a_word_draws_about_a_tenth() {
+        let drawn = |word: &str| -> Vec<usize> {
+            (0..1000).filter(|index| is_drawn(word, &format!("kernel {index}"))).collect()
+        };
+        // Binomial: 100 of 1000 with a deviation of 9.5; five of these to each side.
+        assert!((52..=150).contains(&drawn("a").len()), "{}", drawn("a").len());
+        assert_ne!(drawn("a"), drawn("b"));
+    }
+}
