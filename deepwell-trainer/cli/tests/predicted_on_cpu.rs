@@ -6,8 +6,8 @@ use std::process::Command;
 use deepwell_trainer::run::RunSummary;
 
 /// Predictions are within a tenth of the measurement in runs of 20 to 30 MB. The tolerance covers
-/// memory outside of the arena, up to 1 MB: stacks, and packing buffers of the FP32 GEMM, whose size
-/// follows the processor's caches. Runs of 7 MB were 10.1 % off on a processor with larger caches.
+/// memory outside of the arena, up to 1 MB: stacks, and packing buffers of the FP32 GEMM, whose
+/// size follows the processor's caches. Runs of 7 MB were 10.1 % off on another processor.
 /// The reserve of GEMMs that fall back was touched and not predicted: 27 % off.
 #[cfg(target_os = "linux")]
 #[test]

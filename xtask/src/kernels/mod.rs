@@ -152,12 +152,7 @@ pub(crate) fn folder(root: &Path) -> PathBuf {
 pub(crate) fn build(root: &Path, options: &Options) -> Result<Manifest> {
     let begun = Instant::now();
     let sources = unit::sources(root)?;
-    if let Some(name) =
-        options.only.iter().find(|name| sources.iter().all(|source| source.stem != **name))
-    {
-        let names: Vec<_> = sources.iter().map(|source| &*source.stem).collect();
-        bail!("no kernel `{name}`\nhint: there are {}", names.join(", "));
-    }
+    refuse_unknown(&sources, &options.only)?;
     let toolchain = Toolchain::find(root)?;
     let out = folder(root);
     let mut jobs = Vec::new();
@@ -203,16 +198,7 @@ pub(crate) fn build(root: &Path, options: &Options) -> Result<Manifest> {
         eprintln!("compiling with {} ({})", toolchain.origin, first_words(&toolchain.version));
     }
     for (job, compiled) in open.iter().zip(compile_all(&open, &toolchain, root, &out, sass)?) {
-        match compiled {
-            Ok(compiled) => {
-                print_warnings(&compiled);
-                result.compiled.push(compiled);
-            }
-            Err(error) => {
-                let message = format!("{error:#}");
-                result.failed.push(failed(job.source, Some(job.architecture), &message));
-            }
-        }
+        add_compiled(&mut result, job, compiled);
     }
     // Faults of kernels from earlier runs are in the manifest, but do not fail this run.
     add_faults(&mut whole);
@@ -226,16 +212,43 @@ pub(crate) fn build(root: &Path, options: &Options) -> Result<Manifest> {
         let jobs = jobs.iter().map(|(job, _)| job);
         proofs.record(root, jobs, &whole, &out)?;
     }
+    print_totals(&result, up_to_date, &below(root, &out).display().to_string(), begun);
+    Ok(result)
+}
+
+/// Prints a line about all requested kernels.
+fn print_totals(result: &Manifest, up_to_date: usize, folder: &str, begun: Instant) {
     eprintln!(
         "{} compiled, {up_to_date} up to date, {} with errors; {} bytes of SASS in {}; \
          {:.1} s",
         result.compiled.len() - up_to_date,
         result.failed.len(),
         grouped(result.compiled.iter().filter_map(|c| Some(c.cubin.as_ref()?.bytes)).sum()),
-        below(root, &out).display(),
+        folder,
         begun.elapsed().as_secs_f64()
     );
-    Ok(result)
+}
+
+/// Returns an error if a name in `only` is no source.
+fn refuse_unknown(sources: &[Source], only: &[String]) -> Result<()> {
+    let is_known = |name: &String| sources.iter().any(|source| source.stem == *name);
+    let Some(name) = only.iter().find(|name| !is_known(name)) else { return Ok(()) };
+    let names: Vec<_> = sources.iter().map(|source| &*source.stem).collect();
+    bail!("no kernel `{name}`\nhint: there are {}", names.join(", "))
+}
+
+/// Adds the result of a job, and prints the compiler's warnings.
+fn add_compiled(manifest: &mut Manifest, job: &Job<'_>, compiled: Result<Compiled>) {
+    match compiled {
+        Ok(compiled) => {
+            print_warnings(&compiled);
+            manifest.compiled.push(compiled);
+        }
+        Err(error) => {
+            let message = format!("{error:#}");
+            manifest.failed.push(failed(job.source, Some(job.architecture), &message));
+        }
+    }
 }
 
 fn failed(source: &Source, architecture: Option<&str>, message: &str) -> Failed {

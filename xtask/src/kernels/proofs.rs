@@ -129,7 +129,7 @@ fn short(hasher: &blake3::Hasher) -> String {
     hasher.finalize().to_hex()[..16].to_string()
 }
 
-/// Whether an entry is tried again: `draw` and its name select one in ten. No word selects none.
+/// Whether an entry is compiled again. A word draws one entry in ten, the empty word draws none.
 fn is_drawn(draw: &str, name: &str) -> bool {
     match draw {
         "" => false,
