@@ -8,8 +8,8 @@ use std::io::{self, Write};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::metrics::StepLine;
+use crate::progress::Progress;
 use crate::terminal::stderr_draws;
-use crate::trainer::Progress;
 
 /// Writes a line to standard error. A closed standard error cannot be reported.
 pub(crate) fn say(line: impl Display) {

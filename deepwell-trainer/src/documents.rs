@@ -7,8 +7,8 @@ use std::str::FromStr;
 use deepwell_ir::ops::IGNORED_TARGET;
 use serde::{Deserialize, Serialize};
 
+use crate::TrainError;
 use crate::data::Dataset;
-use crate::{Settings, TrainError};
 
 /// Relation of the documents in a sequence.
 ///
@@ -53,7 +53,7 @@ impl Documents {
     ///
     /// # Errors
     /// The data have no known end-of-document token.
-    pub fn end(self, settings: &Settings, data: &Dataset) -> Result<Option<i32>, TrainError> {
+    pub fn end(self, has_tokenizer: bool, data: &Dataset) -> Result<Option<i32>, TrainError> {
         if self == Documents::Joined {
             return Ok(None);
         }
@@ -66,7 +66,7 @@ impl Documents {
                 hint: Some("`--documents joined`".to_string()),
             });
         }
-        let is_unknown = data.has_token_files() && settings.tokenizer.is_none();
+        let is_unknown = data.has_token_files() && !has_tokenizer;
         match data.separator().filter(|_| !is_unknown) {
             Some(end) => Ok(Some(end as i32)),
             None => Err(TrainError::Setting {
@@ -115,6 +115,12 @@ pub(crate) fn masked_targets<'a>(
     let Some(end) = end.filter(|end| tokens.contains(end)) else { return Cow::Borrowed(targets) };
     let of = |(token, target): (&i32, &i32)| if *token == end { IGNORED_TARGET } else { *target };
     Cow::Owned(tokens.iter().zip(targets).map(of).collect())
+}
+
+/// Returns 1 over the number of counted targets.
+pub(crate) fn loss_scale(targets: &[i32]) -> f32 {
+    let counted = targets.iter().filter(|&&target| target != IGNORED_TARGET).count();
+    1.0 / counted.max(1) as f32
 }
 
 #[cfg(test)]

@@ -17,12 +17,14 @@ use deepwell_precision::{GuardEventKind, Guards};
 use crate::audit::Audit;
 use crate::checkpoint::{self, Position};
 use crate::data::{HeldoutWindows, Loader, Split, TokenCache};
+use crate::fit_report::FitReport;
 use crate::metrics::StepLine;
+use crate::progress::Progress;
 use crate::rank_times::{RankTime, RankTimes};
 use crate::run_folder::{Opened, RunIdentity};
 use crate::run_log::Log;
+use crate::run_paths;
 use crate::stalls::UnreportedStalls;
-use crate::trainer::{FitReport, Progress, Trainer};
 use crate::{
     Engine, ExpertRows, LearningRateSchedule, OperandStats, PendingStep, Settings, StepOutcome,
     TrainError,
@@ -416,7 +418,7 @@ impl<'r> Fit<'r> {
         if let Some(log) = &mut self.log {
             log.sync()?;
         }
-        let root = Trainer::checkpoints_path(&self.settings.out);
+        let root = run_paths::checkpoints(&self.settings.out);
         let begun = Instant::now();
         let (settings, identity) = (self.settings, &self.identity);
         self.writer.save(&root, self.engine, &self.position, settings, identity)?;

@@ -6,35 +6,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use crate::data::{DataOptions, Dataset};
-use crate::run_folder::Start;
-use crate::trainer::Progress;
+use crate::progress::Progress;
 use crate::world::Member;
-use crate::{Settings, TrainError, open_tokenizer};
+use crate::{Settings, TrainError};
 
 mod compiled;
+mod finish;
 mod fitted;
 mod memory_table;
+mod options;
 mod planned;
 mod prepared;
 mod summary;
 
 use self::compiled::Compiled;
 use self::fitted::Fitted;
+pub use self::options::{RunOptions, open_data};
 use self::prepared::{Prepared, Request};
 pub use self::summary::{DataFacts, RunSummary};
-
-/// Options of a run that are not settings.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RunOptions {
-    /// Treatment of an output folder with results.
-    pub start: Start,
-    /// Whether to profile an additional step after the last one.
-    pub profile: bool,
-    /// Whether this process may exit, with the error on standard error, if one rank fails and
-    /// another is stuck: ranks that are threads cannot be stopped from outside.
-    pub ends_stuck_process: bool,
-}
 
 /// Executes a training run. Writes metrics, events, checkpoints and `summary.json` to the output
 /// folder.
@@ -66,33 +55,7 @@ pub fn run_as(
     let prepared = Prepared::of(Request { member, settings, options }, progress)?;
     let compiled = Compiled::of(prepared, progress)?;
     let fitted = Fitted::of(compiled, &stop, progress)?;
-    summary::summarize(fitted, started, progress)
-}
-
-/// Opens the data of a run.
-///
-/// # Errors
-/// The data cannot be used.
-pub fn open_data(settings: &Settings, progress: &mut dyn Progress) -> Result<Dataset, TrainError> {
-    let options = DataOptions {
-        inputs: settings.data.clone(),
-        heldout_inputs: settings.eval_data.clone(),
-        text_field: settings.text_field.clone(),
-        tokenizer: open_tokenizer(settings.tokenizer.as_deref())?,
-        cache_dir: settings.cache_dir.clone(),
-        heldout_tokens_min: {
-            let largest = settings.eval_tokens.max(settings.interim_eval_tokens());
-            largest + largest / 2
-        },
-        ..DataOptions::default()
-    };
-    let mut told = false;
-    let dataset = Dataset::prepare(&options, &mut |_| {
-        if !std::mem::replace(&mut told, true) {
-            progress.note("reading the data");
-        }
-    })?;
-    Ok(dataset)
+    finish::summarize(fitted, started, progress)
 }
 
 /// Sets `stop` when standard input ends, so that a run stops with its parent process.

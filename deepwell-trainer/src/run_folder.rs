@@ -25,21 +25,21 @@ use crate::clock::utc_now;
 use crate::fingerprint::{Difference, Fingerprint, differences};
 use crate::lock::OutputLock;
 use crate::metrics::StepLine;
-use crate::run_report;
-use crate::trainer::{Progress, Trainer};
+use crate::progress::Progress;
+use crate::run_paths;
 
 /// Name of the record in an output folder.
 const RECORD: &str = "run.json";
 
 /// Results of a run in its folder. The record is deleted last.
 const RESULTS: [&str; 8] = [
-    run_report::PAGE,
+    run_paths::PAGE,
     "summary.json",
     "profile.json",
     "trace.json",
-    "checkpoints",
+    run_paths::CHECKPOINTS,
     "events",
-    "metrics.jsonl",
+    run_paths::METRICS,
     RECORD,
 ];
 
@@ -166,7 +166,7 @@ impl Opened {
     ) -> Result<Opened, TrainError> {
         let identity = RunIdentity { id: String::new(), fingerprint };
         let Some(step) = step else { return Ok(Opened { identity, from: None }) };
-        let Listing { complete, .. } = deepwell_ckpt::scan(&Trainer::checkpoints_path(out))?;
+        let Listing { complete, .. } = deepwell_ckpt::scan(&run_paths::checkpoints(out))?;
         match complete.into_iter().find(|entry| entry.step == step) {
             Some(entry) => Ok(Opened { identity, from: Some(entry) }),
             None => Err(TrainError::Resume {
@@ -375,7 +375,7 @@ fn read_record(out: &Path) -> Result<Option<RunRecord>, TrainError> {
 /// Returns the run of a folder with its newest checkpoint; none for a folder without results.
 fn former(out: &Path) -> Result<Option<Former>, TrainError> {
     let record = read_record(out)?;
-    let Listing { mut complete, damaged } = deepwell_ckpt::scan(&Trainer::checkpoints_path(out))?;
+    let Listing { mut complete, damaged } = deepwell_ckpt::scan(&run_paths::checkpoints(out))?;
     let damaged = damaged.into_iter();
     let damaged = damaged.map(|one| format!("`{}`: {}", one.path.display(), one.reason)).collect();
     let mut identities = Vec::with_capacity(complete.len());

@@ -6,7 +6,9 @@ use deepwell_precision::GuardEvent;
 
 use crate::engine::ExpertLoad;
 use crate::metrics::{EventWriter, FlushPolicy, JsonlWriter, StepLine};
-use crate::trainer::{Progress, Record, Trainer};
+use crate::progress::Progress;
+use crate::record::Record;
+use crate::run_paths;
 use crate::{ExpertRecord, RankTime, TrainError};
 
 /// `metrics.jsonl` and the event file, written together.
@@ -23,7 +25,7 @@ impl Log {
         step: u64,
         progress: &mut dyn Progress,
     ) -> Result<Log, TrainError> {
-        let path = Trainer::metrics_path(out);
+        let path = run_paths::metrics(out);
         let events = out.join("events");
         if step == 0 {
             // A run killed before its first checkpoint left events of its first steps.
@@ -188,7 +190,7 @@ mod tests {
         }
         log.sync().unwrap();
         drop(log);
-        let path = Trainer::metrics_path(out);
+        let path = run_paths::metrics(out);
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text + torn).unwrap();
         let mut log = Log::open(out, resumed_after, &mut notes).unwrap();
@@ -232,7 +234,7 @@ mod tests {
         log.sync().unwrap();
         let scalars = read_events(log.events.path()).unwrap();
         assert!(scalars.iter().all(|scalar| !scalar.tag.contains("loss")), "{scalars:?}");
-        let text = std::fs::read_to_string(Trainer::metrics_path(out.path())).unwrap();
+        let text = std::fs::read_to_string(run_paths::metrics(out.path())).unwrap();
         assert!(text.contains("\"val_tokens\":0"), "{text}");
         assert!(!text.contains("loss") && !text.contains("ppl"), "{text}");
     }

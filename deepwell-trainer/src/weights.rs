@@ -8,7 +8,7 @@ use deepwell_ckpt::hf;
 use deepwell_ir::capture::{ModelFolder, StoredSlice, StoredTensor};
 use deepwell_ir::{Program, ValueId};
 
-use crate::{Engine, TrainError};
+use crate::TrainError;
 
 mod packed;
 
@@ -29,20 +29,6 @@ pub trait MasterWeights {
     /// # Errors
     /// The backend fails.
     fn refresh_copies(&mut self) -> Result<(), TrainError>;
-}
-
-impl MasterWeights for Engine {
-    fn program(&self) -> &Program {
-        Engine::program(self)
-    }
-
-    fn write_master(&mut self, id: ValueId, bytes: &[u8]) -> Result<(), TrainError> {
-        self.write_part(id, bytes)
-    }
-
-    fn refresh_copies(&mut self) -> Result<(), TrainError> {
-        self.refresh_weight_copies()
-    }
 }
 
 /// Rejects a stored output head that differs from its tied token table: transformers would train

@@ -12,7 +12,6 @@ mod heartbeat;
 mod joined;
 mod launched;
 mod member;
-mod peers;
 mod supervise;
 
 use std::panic::resume_unwind;
@@ -28,9 +27,9 @@ use deepwell_probe::Hardware;
 use self::joined::Joined;
 pub use self::launched::Launched;
 pub use self::member::{Member, library_version};
-pub use self::peers::Peers;
 pub use self::supervise::supervise;
 use crate::engine::{Compiled, load, planned};
+use crate::peers::Peers;
 use crate::{Catalog, CompileOptions, Device, Engine, TrainError};
 
 /// How long a completed or failed rank waits for another rank to end.

@@ -13,7 +13,7 @@ use deepwell_precision::scale_tiles;
 
 use crate::TrainError;
 use crate::engine::{Moment, is_gathered, part, slice_of};
-use crate::world::Peers;
+use crate::peers::Peers;
 
 /// A rectangle of a tensor, and its address on this rank.
 #[derive(Clone, Debug, PartialEq)]

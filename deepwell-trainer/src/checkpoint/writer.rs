@@ -23,7 +23,7 @@ use deepwell_ir::ByteRange;
 use deepwell_kernels::HostBuffer;
 
 use super::holdings::{Holding, holdings, shares};
-use super::{Position, State};
+use super::state::{Position, State};
 use crate::run_folder::RunIdentity;
 use crate::{Engine, Settings, TrainError};
 

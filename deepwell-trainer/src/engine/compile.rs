@@ -12,10 +12,10 @@ use deepwell_probe::Hardware;
 
 use super::gemms::{gemms_of, statistics_of};
 use super::routing::load_counters;
-use super::step::Steps;
+use super::steps::Steps;
 use super::{Engine, RunCounts};
 use crate::device::{Device, OpenDevice};
-use crate::world::Peers;
+use crate::peers::Peers;
 use crate::{ModelSource, Settings, TrainError};
 
 /// Options of a compilation.

@@ -4,9 +4,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use deepwell_ir::{Call, Graph, Program, ValueId, quantizable_weights};
+use deepwell_kernels::decode_statistics;
 use deepwell_precision::{QuantStats, ScaleFormat};
-
-use super::step::{Counters, Statistics};
 
 /// The fprop, dgrad and wgrad GEMMs of a weight: the unit that guards judge and move to BF16. A
 /// stack of experts is one weight. No call computes GEMMs of two weights, and no two weights need
@@ -28,6 +27,29 @@ pub struct OperandStats {
     /// Statistics of the operand's quantization.
     pub stats: QuantStats,
 }
+
+/// The counters of a quantization, and the GEMMs that the counters belong to.
+#[derive(Clone, Debug)]
+pub(super) struct Counters {
+    pub(super) id: ValueId,
+    /// GEMMs that read the operand.
+    pub(super) gemms: Arc<[usize]>,
+    /// Whether the format clips the largest elements of blocks by design: NVFP4 rounds its scales
+    /// to nearest, so that about half of them are too small. Guards ignore this clipping.
+    pub(super) clips_by_design: bool,
+}
+
+impl Counters {
+    pub(super) fn decode(&self, words: &[u64]) -> OperandStats {
+        let counted = decode_statistics(words);
+        let saturations = if self.clips_by_design { 0 } else { counted.saturations };
+        let stats = QuantStats { saturations, ..counted };
+        OperandStats { gemms: Arc::clone(&self.gemms), stats }
+    }
+}
+
+/// The counters of one body.
+pub(super) type Statistics = Arc<[Counters]>;
 
 /// Returns the GEMMs of all weights of the whole model that a policy can quantize.
 pub(super) fn gemms_of(graph: &Graph) -> Vec<Gemm> {
@@ -98,5 +120,20 @@ mod tests {
         let experts = [1, 3, 2].map(|it| format!("block_sparse_moe.experts.w{it}.weight"));
         assert_eq!(of_second, [&attention[..], &experts].concat());
         assert_eq!(gemms.len(), 3 * of_second.len());
+    }
+
+    /// Saturations by design of the format cause no fallback; all other statistics count.
+    #[test]
+    fn guards_do_not_see_what_a_format_clips_by_design() {
+        // Largest magnitude, elements, underflows, saturations, scale clamps, non-finite values.
+        let words = [u64::from(2f32.to_bits()), 1000, 3, 40, 5, 6];
+        for (clips_by_design, saturations) in [(true, 0), (false, 40)] {
+            let gemms = Arc::from([3, 7]);
+            let counters = Counters { id: ValueId(0), gemms, clips_by_design };
+            let OperandStats { gemms, stats } = counters.decode(&words);
+            assert_eq!((&gemms[..], stats.saturations), (&[3, 7][..], saturations));
+            assert_eq!((stats.amax, stats.elements, stats.underflows), (2.0, 1000, 3));
+            assert_eq!((stats.scale_clamps, stats.nonfinite), (5, 6));
+        }
     }
 }

@@ -9,73 +9,11 @@
 use std::ops::Range;
 
 use bytemuck::{cast_slice, cast_slice_mut, pod_collect_to_vec};
-use deepwell_ir::{ByteRange, DType, ParameterState, Program, Shard, ValueId};
-use deepwell_plan::Parallel;
+use deepwell_ir::{ByteRange, ParameterState, Shard, ValueId};
 
 use super::Engine;
+use super::slices::{Moment, is_gathered, part, slice_of};
 use crate::TrainError;
-
-/// One of the two moments of AdamW.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Moment {
-    /// Moment of the gradients.
-    First,
-    /// Moment of the squared gradients.
-    Second,
-}
-
-impl Moment {
-    /// Both.
-    pub(crate) const ALL: [Moment; 2] = [Moment::First, Moment::Second];
-
-    /// The name of a parameter's moment.
-    pub(crate) fn name_of(self, parameter: &str) -> String {
-        match self {
-            Moment::First => format!("moment1.{parameter}"),
-            Moment::Second => format!("moment2.{parameter}"),
-        }
-    }
-
-    fn slice_of(self, shard: &Shard) -> ValueId {
-        match self {
-            Moment::First => shard.first_moment,
-            Moment::Second => shard.second_moment,
-        }
-    }
-}
-
-/// Intersection of a slice with a parameter: elements of the slice, and elements of the parameter.
-pub(crate) fn part(
-    slice: Range<usize>,
-    offset: usize,
-    elements: usize,
-) -> Option<(Range<usize>, Range<usize>)> {
-    let begin = slice.start.max(offset);
-    let end = slice.end.min(offset + elements);
-    (begin < end).then(|| (begin - slice.start..end - slice.start, begin - offset..end - offset))
-}
-
-/// Whether the FP32 master of a parameter exists only as slices: the whole master is BF16, or not
-/// persistent.
-pub(crate) fn is_gathered(program: &Program, state: &ParameterState) -> bool {
-    let master = program.value(state.master);
-    !master.memory.is_persistent() || master.dtype != DType::F32
-}
-
-/// Elements of a shard's bucket in the slice of a rank. The bucket is split over the ranks with the
-/// same experts, or over all data-parallel ranks.
-pub(crate) fn slice_of(
-    program: &Program,
-    parallel: Parallel,
-    shard: &Shard,
-    rank: usize,
-) -> Range<usize> {
-    let first = shard.parameters.first();
-    let split = first.and_then(|(index, _)| program.parameters[*index].split);
-    let place = parallel.shard_place(rank, split.map(|split| split.over).unwrap_or_default());
-    let elements = program.value(shard.master).elements();
-    place * elements..(place + 1) * elements
-}
 
 impl Engine {
     /// Elements of the bucket in the slice of a rank.

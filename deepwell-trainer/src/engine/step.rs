@@ -5,109 +5,19 @@
 //! before another is enqueued, the oldest is fetched, which bounds the host's lead over the device.
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::ops::{Quantize, Zigzag};
 use deepwell_ir::{Invocation, Phase, ValueId};
-use deepwell_kernels::{KernelError, Observer, READBACKS, Readback, decode_statistics};
+use deepwell_kernels::{KernelError, Observer, READBACKS};
 use deepwell_plan::Parallel;
-use deepwell_precision::QuantStats;
-use serde::{Deserialize, Serialize};
 
-use super::routing::{ExpertLoad, LoadCounters, add_load};
-use super::{Engine, OperandStats, RunCounts};
+use super::routing::{ExpertLoad, add_load};
+use super::steps::{PendingReadback, PendingStep, StepOutcome, StepResults, StepTime};
+use super::{Engine, OperandStats};
 use crate::TrainError;
-use crate::documents::{self, masked_targets};
-
-/// Result of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StepOutcome {
-    /// Mean loss over the tokens of the step, nats.
-    pub loss: f32,
-    /// Global norm of the gradients before clipping.
-    pub grad_norm: f32,
-    /// Whether the update was skipped because the norm was not finite.
-    pub skipped: bool,
-}
-
-/// A step in flight.
-#[derive(Debug)]
-pub struct PendingStep {
-    number: u64,
-}
-
-/// Device time of a step, by the device's clock.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepTime {
-    /// Seconds since the step's first inputs were on the device.
-    pub since_staged_s: f64,
-    /// From the end of the step before, in seconds; `None` for the first.
-    pub since_readback_s: Option<f64>,
-}
-
-/// The counters of a quantization, and the GEMMs that the counters belong to.
-#[derive(Clone, Debug)]
-pub(super) struct Counters {
-    pub(super) id: ValueId,
-    /// GEMMs that read the operand.
-    pub(super) gemms: Arc<[usize]>,
-    /// Whether the format clips the largest elements of blocks by design: NVFP4 rounds its scales
-    /// to nearest, so that about half of them are too small. Guards ignore this clipping.
-    pub(super) clips_by_design: bool,
-}
-
-impl Counters {
-    fn decode(&self, words: &[u64]) -> OperandStats {
-        let counted = decode_statistics(words);
-        let saturations = if self.clips_by_design { 0 } else { counted.saturations };
-        let stats = QuantStats { saturations, ..counted };
-        OperandStats { gemms: Arc::clone(&self.gemms), stats }
-    }
-}
-
-/// The counters of one body.
-pub(super) type Statistics = Arc<[Counters]>;
-
-/// A readback in flight.
-#[derive(Debug)]
-struct PendingReadback {
-    step: u64,
-    readback: Readback,
-    /// The pass of the counters.
-    pass: (u32, Phase, u32),
-    statistics: Statistics,
-    loads: Arc<[LoadCounters]>,
-    /// Whether the readback ends with loss, norm and counters of the step.
-    is_last: bool,
-}
-
-/// Results of a step so far.
-#[derive(Debug, Default)]
-struct StepResults {
-    number: u64,
-    /// Counts of the program that was loaded when the step began.
-    per_step: RunCounts,
-    counted: Vec<OperandStats>,
-    /// The pass of each statistic: micro-batch, phase and chunk.
-    passes: Vec<(u32, Phase, u32)>,
-    loads: Vec<ExpertLoad>,
-    since_staged_s: Option<f64>,
-    since_readback_s: Option<f64>,
-    has_gap: bool,
-    /// Loss, norm of the gradients, skipped steps; present once the step is complete.
-    scalars: Option<(f32, f32, u64)>,
-}
-
-/// Steps in flight, and the last finished step.
-#[derive(Debug, Default)]
-pub(super) struct Steps {
-    begun: u64,
-    readbacks: VecDeque<PendingReadback>,
-    in_flight: VecDeque<StepResults>,
-    finished: StepResults,
-}
+use crate::documents::{self, loss_scale, masked_targets};
 
 /// This rank's part of a batch, with the scalars of a step.
 struct StepInputs<'a> {
@@ -430,32 +340,5 @@ impl Engine {
             results.scalars = Some((loss[0], grad_norm[0], skipped));
         }
         Ok(())
-    }
-}
-
-/// Returns 1 over the number of counted targets.
-pub(crate) fn loss_scale(targets: &[i32]) -> f32 {
-    let ignored = deepwell_ir::ops::IGNORED_TARGET;
-    let counted = targets.iter().filter(|&&target| target != ignored).count();
-    1.0 / counted.max(1) as f32
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Saturations by design of the format cause no fallback; all other statistics count.
-    #[test]
-    fn guards_do_not_see_what_a_format_clips_by_design() {
-        // Largest magnitude, elements, underflows, saturations, scale clamps, non-finite values.
-        let words = [u64::from(2f32.to_bits()), 1000, 3, 40, 5, 6];
-        for (clips_by_design, saturations) in [(true, 0), (false, 40)] {
-            let gemms = Arc::from([3, 7]);
-            let counters = Counters { id: ValueId(0), gemms, clips_by_design };
-            let OperandStats { gemms, stats } = counters.decode(&words);
-            assert_eq!((&gemms[..], stats.saturations), (&[3, 7][..], saturations));
-            assert_eq!((stats.amax, stats.elements, stats.underflows), (2.0, 1000, 3));
-            assert_eq!((stats.scale_clamps, stats.nonfinite), (5, 6));
-        }
     }
 }

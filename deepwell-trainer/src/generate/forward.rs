@@ -11,7 +11,7 @@ use deepwell_probe::Hardware;
 use half::bf16;
 use rayon::prelude::*;
 
-use crate::engine::loss_scale;
+use crate::documents::loss_scale;
 use crate::weights::MasterWeights;
 use crate::{Device, TrainError};
 

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::RunKind;
+use super::options::RunKind;
 use crate::lock::OutputLock;
 use crate::{Start, TrainError};
 

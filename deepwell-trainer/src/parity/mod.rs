@@ -9,241 +9,41 @@
 
 pub mod ablation;
 mod folder;
+mod options;
 mod page;
 pub mod reference;
+mod report;
 mod routing;
 mod runs;
+mod seed_runs;
 mod statistics;
 mod text;
 mod verdict;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde::{Deserialize, Serialize};
-
+pub(crate) use options::RunKind;
+pub use options::{Curve, ParityOptions};
+pub use report::{PairReport, ParityReport, RunReport};
 pub use routing::{LayerAgreement, RoutingAgreement};
+pub(crate) use seed_runs::SeedRuns;
 pub use statistics::{Estimate, KnownDeviation};
 pub use verdict::{Check, CheckStatus, GAP_TOLERANCE_REL, Verdict};
 
 use runs::{FinishedRun, train_in_child};
-use verdict::{GAP_CHECK, Judgement, Pair, Question, gap_at_end, judge};
+use verdict::{Judgement, Pair, Question, judge};
 
 use crate::baselines::{BaselineEntropies, baseline_entropies};
 use crate::console::{Console, say};
 use crate::data::HeldoutWindows;
 use crate::formats::quantized_formats;
+use crate::progress::Progress;
 use crate::run::open_data;
-use crate::trainer::Progress;
-use crate::{ExitStatus, ExpertRows, GemmCounts, Settings, Start, TrainError};
-
-/// Held-out losses, or training losses, by step.
-pub type Curve = Vec<(u64, f64)>;
+use crate::{Settings, TrainError};
 
 /// Steps of more floating-point operations are not audited: some 50 times the default run's.
 const AUDITED_FLOPS_MAX: u64 = 1_000_000_000_000;
-
-/// Options of a comparison.
-#[derive(Clone, Debug)]
-pub struct ParityOptions {
-    /// Settings of the low-precision runs, with the seed of the first pair; the BF16 runs differ
-    /// only in the precision.
-    pub settings: Settings,
-    /// Folder of the report and the runs.
-    pub out: PathBuf,
-    /// Treatment of an earlier comparison in this folder.
-    pub start: Start,
-    /// Number of pairs, with seeds starting at the seed of the settings.
-    pub seeds: u64,
-    /// Whether to train the same number of pairs again if the verdict is open.
-    pub again: bool,
-    /// Whether to train BF16 of each seed again, from weights perturbed in their last bit.
-    pub control: bool,
-    /// Largest mean relative gap of held-out loss that counts as holding.
-    pub tolerance_rel: f64,
-}
-
-/// One run in the report.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RunReport {
-    /// Mean training loss over the last tenth of the steps, nats per token.
-    pub train_loss: f64,
-    /// Held-out loss after the last step.
-    pub val_loss: f64,
-    /// `exp(val_loss)`.
-    pub val_ppl: f64,
-    /// Median over steps.
-    pub tokens_per_s: f64,
-    /// Steps done.
-    pub steps: u64,
-    /// Step after which the run was resumed, if at all.
-    pub resumed_after: Option<u64>,
-    /// Predicted peak memory.
-    pub peak_bytes_predicted: u64,
-    /// Measured peak memory.
-    pub peak_bytes_measured: Option<u64>,
-    /// Use of the buffers of each layer's experts; empty without experts.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub expert_rows: Vec<ExpertRows>,
-    /// Wall time.
-    pub wall_s: f64,
-}
-
-/// The runs of one seed in the report.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PairReport {
-    /// Seed of weights and data order.
-    pub seed: u64,
-    /// The BF16 run.
-    pub bf16: RunReport,
-    /// The low-precision run; none if the comparison stopped before this run.
-    #[serde(alias = "mxfp8")]
-    pub low_precision: Option<RunReport>,
-    /// BF16 from perturbed weights.
-    pub control: Option<RunReport>,
-    /// `(low_precision - bf16) / bf16` of the held-out losses after the last step.
-    pub gap_rel: Option<f64>,
-    /// `(control - bf16) / bf16` of the held-out losses after the last step.
-    pub control_gap_rel: Option<f64>,
-}
-
-/// `report.json`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ParityReport {
-    /// Formats of the quantized tensors, `nvfp4` for example.
-    pub precision: String,
-    /// The answer.
-    pub verdict: Verdict,
-    /// Each check with its figures.
-    pub checks: Vec<Check>,
-    /// Mean over pairs of the gap at the end, relative to BF16's loss.
-    pub gap_rel: Option<Estimate>,
-    /// Largest gap that counts as holding.
-    pub tolerance_rel: f64,
-    /// The gap of every evaluation, by step.
-    pub gap_rel_by_step: Vec<(u64, Estimate)>,
-    /// Mean over pairs of the control's gap at the end: the effect of chaos alone.
-    pub control_gap_rel: Option<Estimate>,
-    /// Error of the mean gap caused by the finite evaluation set.
-    pub evaluation_error_rel: Option<f64>,
-    /// Number of held-out tokens predicted by the last evaluation.
-    pub eval_tokens: u64,
-    /// Number of held-out tokens predicted by each earlier evaluation.
-    pub interim_eval_tokens: u64,
-    /// Number of pairs that would settle an open verdict, for the same mean and deviation.
-    pub pairs_that_tell: Option<u64>,
-    /// Each pair.
-    pub pairs: Vec<PairReport>,
-    /// Steps asked for.
-    pub steps: u64,
-    /// Tokens per run.
-    pub tokens: u64,
-    /// Trained values.
-    pub params: u64,
-    /// Device of the runs.
-    pub device: String,
-    /// Largest learning rate of each run.
-    pub learning_rate: Option<f64>,
-    /// Held-out cross-entropy of a unigram model, nats per token.
-    pub unigram_entropy: f64,
-    /// Held-out cross-entropy of an add-one bigram model, nats per token.
-    pub bigram_entropy: f64,
-    /// Share of the FLOPs of the blocks' linear layers planned in low precision.
-    pub quantized_flop_share_planned: f64,
-    /// Share of these FLOPs that ran in low precision, in the run with the smallest share.
-    pub quantized_flop_share: f64,
-    /// Share that ran in low precision if the output head counts as a linear layer.
-    pub quantized_flop_share_with_head: f64,
-    /// Quantized GEMMs of the first low-precision run, by GEMM of a layer.
-    pub quantized_gemms_run: GemmCounts,
-    /// Bytes of quantized operands read by these GEMMs.
-    pub quantized_bytes: GemmCounts,
-    /// For a mixture of experts, the share of routing choices that agree between both precisions.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub routing: Option<RoutingAgreement>,
-    /// Reason for a missing routing agreement.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub routing_left_out: Option<String>,
-    /// Predicted peak of a run in low precision.
-    pub peak_bytes_predicted: u64,
-    /// Measured peak of a run in low precision.
-    pub peak_bytes_measured: Option<u64>,
-}
-
-impl ParityReport {
-    /// Whether nothing but the interval of the gap leaves the verdict open.
-    fn is_open_by_gap(&self) -> bool {
-        let open = self.checks.iter().filter(|check| check.status == CheckStatus::Open);
-        self.verdict == Verdict::CannotTell && open.map(|check| check.name.as_str()).eq([GAP_CHECK])
-    }
-
-    /// The exit status of the verdict.
-    pub fn exit_status(&self) -> ExitStatus {
-        match self.verdict {
-            Verdict::Holds => ExitStatus::Success,
-            Verdict::DoesNotHold | Verdict::Invalid => ExitStatus::Failed,
-            Verdict::CannotTell => ExitStatus::Open,
-            Verdict::Interrupted => ExitStatus::Interrupted,
-        }
-    }
-}
-
-/// Kind of a seed's run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RunKind {
-    Bf16,
-    LowPrecision,
-    /// BF16 from weights perturbed in their last bit.
-    Control,
-}
-
-impl RunKind {
-    /// Name of the kind in metrics and in folder names.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            RunKind::Bf16 => "bf16",
-            RunKind::LowPrecision => "low_precision",
-            RunKind::Control => "control",
-        }
-    }
-}
-
-/// The completed runs of one seed.
-pub(crate) struct SeedRuns {
-    pub(crate) seed: u64,
-    pub(crate) bf16: FinishedRun,
-    pub(crate) low_precision: Option<FinishedRun>,
-    pub(crate) control: Option<FinishedRun>,
-}
-
-impl SeedRuns {
-    /// All runs of the seed.
-    fn all(&self) -> impl Iterator<Item = (RunKind, &FinishedRun)> {
-        let low_precision = (RunKind::LowPrecision, self.low_precision.as_ref());
-        let rest = [low_precision, (RunKind::Control, self.control.as_ref())];
-        let rest = rest.into_iter().filter_map(|(kind, run)| Some((kind, run?)));
-        std::iter::once((RunKind::Bf16, &self.bf16)).chain(rest)
-    }
-
-    fn pair(&self) -> Option<Pair> {
-        let low_precision = self.low_precision.as_ref()?.facts();
-        let control = self.control.as_ref().map(FinishedRun::facts);
-        Some(Pair { bf16: self.bf16.facts(), low_precision, control })
-    }
-
-    fn report(&self) -> PairReport {
-        let gap = |run: &FinishedRun| gap_at_end(&self.bf16.facts(), &run.facts());
-        PairReport {
-            seed: self.seed,
-            bf16: self.bf16.report(),
-            low_precision: self.low_precision.as_ref().map(FinishedRun::report),
-            control: self.control.as_ref().map(FinishedRun::report),
-            gap_rel: self.low_precision.as_ref().map(gap),
-            control_gap_rel: self.control.as_ref().map(gap),
-        }
-    }
-}
 
 /// Trains all pairs and writes `report.json`, `report.html` and `metrics.jsonl`.
 ///
@@ -280,7 +80,7 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
         settings.seq_len,
         Some(settings.eval_tokens),
     )?;
-    windows.check_targets(settings.documents.end(settings, &dataset)?)?;
+    windows.check_targets(settings.documents.end(settings.tokenizer.is_some(), &dataset)?)?;
     let entropies = baseline_entropies(tokens, model.vocab_size() as u64, Some(&windows))?;
     let _lock = folder::claim(&options.out, options.start)?;
 

@@ -8,10 +8,11 @@ use deepwell_kernels::{Backend, KernelError, Observer};
 use deepwell_moe::{RouterTraining, with_router_training};
 use serde::{Deserialize, Serialize};
 
-use super::{ParityOptions, RunKind, folder};
+use super::folder;
+use super::options::{ParityOptions, RunKind};
 use crate::data::{HeldoutWindows, TokenCache};
 use crate::generate::{Forward, load_masters};
-use crate::trainer::Trainer;
+use crate::run_paths;
 use crate::{ModelSource, TrainError};
 
 /// Maximum number of tokens compared.
@@ -134,7 +135,7 @@ pub(super) fn of_pair(
     let settings = &options.settings;
     let seed = settings.seed;
     let run = options.out.join(folder::seed_folder(seed)).join(RunKind::Bf16.name());
-    let root = Trainer::checkpoints_path(&run);
+    let root = run_paths::checkpoints(&run);
     let newest = deepwell_ckpt::latest(&root)?.ok_or_else(|| TrainError::Setting {
         setting: "checkpoint",
         expected: "one of the BF16 run".to_string(),

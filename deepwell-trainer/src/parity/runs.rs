@@ -7,11 +7,13 @@ use std::process::{Command, Stdio};
 use deepwell_precision::GuardEventKind;
 use serde_json::Value;
 
+use super::options::Curve;
+use super::report::RunReport;
 use super::verdict::{RunFacts, at_end};
-use super::{Curve, RunReport};
+use crate::record::Record;
 use crate::run::RunSummary;
 use crate::run_folder::RunRecord;
-use crate::trainer::{Record, Trainer};
+use crate::run_paths;
 use crate::{Settings, Start, TrainError};
 
 /// A finished or stopped run with its curves.
@@ -35,7 +37,7 @@ impl FinishedRun {
         let text = std::fs::read_to_string(&path).map_err(TrainError::io(&path))?;
         let record: RunRecord =
             serde_json::from_str(&text).map_err(|error| unreadable(&path, error))?;
-        let path = Trainer::metrics_path(out);
+        let path = run_paths::metrics(out);
         let text = std::fs::read_to_string(&path).map_err(TrainError::io(&path))?;
         let records = text
             .lines()

@@ -5,9 +5,9 @@ use deepwell_precision::Fallback;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::options::{Curve, RunKind};
 use super::reference::known_deviation;
 use super::statistics::{Estimate, evaluation_error_rel};
-use super::{Curve, RunKind};
 use crate::Settings;
 use crate::audit::AuditReport;
 use crate::fingerprint::{differences, short};

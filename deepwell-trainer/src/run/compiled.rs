@@ -4,8 +4,8 @@ use super::memory_table::{checkpoint_bytes, memory_table};
 use super::prepared::{Prepared, Run};
 use crate::fingerprint::{HashedWeights, Sources, WeightsHash};
 use crate::memory_sampler::MemorySampler;
+use crate::progress::Progress;
 use crate::settings_unused::{self, RunFacts};
-use crate::trainer::Progress;
 use crate::{Device, ModelSource, Settings, TrainError, World};
 
 /// A run that is ready to train.

@@ -12,10 +12,11 @@ use crate::data::TokenCache;
 use crate::export::{self, ModelFiles, TokensOf};
 use crate::fingerprint::{Fingerprint, Sources};
 use crate::fit::Fit;
+use crate::fit_report::FitReport;
 use crate::memory_sampler::MemorySampler;
 use crate::profile::RankProfiles;
+use crate::progress::Progress;
 use crate::run_folder::Opened;
-use crate::trainer::{FitReport, Progress};
 use crate::{Engine, Settings, TrainError, World};
 
 /// A run after its last step.

@@ -6,8 +6,8 @@ use deepwell_ir::{Graph, mask_documents};
 use deepwell_probe::Hardware;
 
 use crate::plan_file::PlanFile;
+use crate::progress::Progress;
 use crate::run_folder::RunFolder;
-use crate::trainer::Progress;
 use crate::{
     AutoPrecision, CompileOptions, Documents, ModelSource, Settings, TrainError, World, elastic,
     with_routers,

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use deepwell_ir::Graph;
 use deepwell_probe::Hardware;
 
+use super::options::{RunOptions, open_data};
 use super::planned::Planned;
-use super::{RunOptions, open_data};
 use crate::data::Dataset;
 use crate::fit::Batches;
 use crate::memory_sampler;
+use crate::progress::Progress;
 use crate::run_folder::{RunFolder, Start};
-use crate::trainer::Progress;
 use crate::world::Member;
 use crate::{AutoPrecision, CompileOptions, ModelSource, Settings, TrainError};
 
@@ -102,7 +102,7 @@ impl<'a> Prepared<'a> {
         let weights_origin = model.weights_origin(settings.seed);
         progress.note(&format!("weights  {weights_origin}"));
         let dataset = open_data_of(&model, &settings, progress)?;
-        let document_end = settings.documents.end(&settings, &dataset)?;
+        let document_end = settings.documents.end(settings.tokenizer.is_some(), &dataset)?;
         let compile_options = CompileOptions { document_end, ..compile_options };
         // Ranks of several processes may yet have less memory, and smaller micro-batches.
         let rows = if member.is_some() { 1 } else { rows };

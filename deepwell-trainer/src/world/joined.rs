@@ -2,8 +2,9 @@
 
 use deepwell_probe::Hardware;
 
-use super::{Member, Peers};
+use super::Member;
 use crate::device::OpenDevice;
+use crate::peers::Peers;
 use crate::{CompileOptions, TrainError};
 
 /// Inputs of a rank for planning and loading its program.

@@ -4,13 +4,13 @@
 //! its process, even after a crash, so that leftovers of a dead process never block. The file names
 //! the holder, for the error message of a second process.
 
-use std::fmt;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
+mod holder;
 
+pub use self::holder::LockHolder;
 use crate::TrainError;
 use crate::clock::utc_now;
 
@@ -43,23 +43,6 @@ pub struct OutputLock {
 
 /// Attempts to lock a file that other processes remove at the same time.
 const ATTEMPTS_MAX: usize = 100;
-
-/// Holder of a lock.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LockHolder {
-    /// Process of the holder.
-    pub pid: u32,
-    /// The machine's name.
-    pub host: String,
-    /// Start time, such as `2026-01-31T23:59:59Z`.
-    pub since: String,
-}
-
-impl fmt::Display for LockHolder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "process {} on `{}`, since {}", self.pid, self.host, self.since)
-    }
-}
 
 impl OutputLock {
     /// Locks the folder, and creates it if needed.

@@ -1,9 +1,6 @@
-//! Profile of a step: a table, JSON, and a trace for Chrome and Perfetto.
-
-mod ranks;
+//! The profile of a step.
 
 use std::fmt;
-use std::path::Path;
 
 use deepwell_ir::{Phase, Program};
 use deepwell_kernels::CallTime;
@@ -12,48 +9,9 @@ use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-pub use self::ranks::{ExchangeProfile, RankExchanges, RankProfiles};
+use super::call::{CallProfile, ratio};
+use super::exchanges::RankExchanges;
 use crate::{Engine, TrainError};
-
-/// One call for one micro-batch.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct CallProfile {
-    /// Name of the call.
-    pub name: String,
-    /// Name of the op.
-    pub op: String,
-    /// Name of the kernel.
-    pub kernel: String,
-    /// Phase of the step.
-    pub phase: Phase,
-    /// Transformer layer.
-    pub layer: Option<u32>,
-    /// Stream.
-    pub stream: u32,
-    /// Seconds from the first call's begin.
-    pub begin_s: f64,
-    /// Duration in seconds.
-    pub time_s: f64,
-    /// Least time of a run by the roofline.
-    pub roofline_s: f64,
-    /// Floating-point operations.
-    pub flops: u64,
-    /// Bytes that have to be moved.
-    pub bytes: u64,
-    /// CTAs of the largest launch over the number of SMs, at most 1: a property of the grid, not a
-    /// measurement. `None` without a known grid (a CPU, a library's GEMM, a collective).
-    #[serde(default)]
-    pub grid_fill: Option<f64>,
-    /// Number of runs in a step.
-    pub runs: usize,
-}
-
-impl CallProfile {
-    /// Sum of a quantity over the runs of a step.
-    fn in_step(&self, of_run: f64) -> f64 {
-        of_run * self.runs as f64
-    }
-}
 
 /// All calls of one op and kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -148,7 +106,7 @@ impl Profile {
     }
 
     /// The profile as events of a trace's process `pid`.
-    fn events(&self, pid: usize, name: &str) -> Vec<Value> {
+    pub(super) fn events(&self, pid: usize, name: &str) -> Vec<Value> {
         let mut events = vec![json!({
             "ph": "M", "name": "process_name", "pid": pid, "args": { "name": name }
         })];
@@ -177,29 +135,6 @@ impl Profile {
     }
 }
 
-impl RankProfiles {
-    /// Writes `profile.json` of the first rank, `profile.txt`, and `trace.json` of all ranks to a
-    /// folder.
-    ///
-    /// # Errors
-    /// The folder cannot be written.
-    pub fn write(&self, folder: &Path) -> Result<(), TrainError> {
-        std::fs::create_dir_all(folder).map_err(TrainError::io(folder))?;
-        let json = serde_json::to_string_pretty(&self.profiles().first())
-            .expect("a profile is plain data");
-        let files = [
-            ("profile.json", json),
-            ("profile.txt", self.to_string()),
-            ("trace.json", self.to_chrome_trace().to_string()),
-        ];
-        for (name, text) in files {
-            let path = folder.join(name);
-            std::fs::write(&path, text).map_err(TrainError::io(&path))?;
-        }
-        Ok(())
-    }
-}
-
 fn phase_name(phase: Phase) -> &'static str {
     match phase {
         Phase::Forward => "forward",
@@ -208,10 +143,6 @@ fn phase_name(phase: Phase) -> &'static str {
         Phase::Optimizer => "optimizer",
         Phase::Weights => "weights",
     }
-}
-
-fn ratio(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { part / whole } else { 0.0 }
 }
 
 fn by_op(calls: &[CallProfile]) -> Vec<OpProfile> {

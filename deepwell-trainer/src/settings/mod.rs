@@ -1,18 +1,20 @@
 //! All settings of a training run, as a run file in TOML.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use deepwell_ir::{PrecisionPolicy, Recompute};
+use deepwell_ir::Recompute;
 use deepwell_kernels::cuda::Architecture;
 use deepwell_moe::RouterTraining;
 use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_plan::{OptimizerSpec, Parallel};
 use deepwell_precision::{Fallback, GuardConfig};
-use deepwell_probe::Hardware;
 use serde::{Deserialize, Serialize};
 
-use crate::plan_file::PlanFile;
-use crate::{Device, Documents, LearningRateSchedule, ModelSource, TrainError, settings_check};
+mod check;
+mod read;
+mod resolve;
+
+use crate::{Device, Documents, LearningRateSchedule};
 
 /// Default number of held-out tokens of an evaluation.
 ///
@@ -299,18 +301,6 @@ impl Settings {
         self.learning_rate.get_or_insert(rate);
     }
 
-    /// Replaces [`Settings::AUTO`] by the name of a preset.
-    ///
-    /// # Errors
-    /// The device is not in `hardware`.
-    pub fn resolve_precision(&mut self, hardware: &Hardware) -> Result<(), TrainError> {
-        if self.precision == Settings::AUTO {
-            let target = self.device.target(hardware)?;
-            self.precision = Settings::auto_precision(&target.arch).to_string();
-        }
-        Ok(())
-    }
-
     /// The preset of [`Settings::AUTO`] on a target of this architecture.
     ///
     /// ```
@@ -321,95 +311,6 @@ impl Settings {
     pub fn auto_precision(arch: &str) -> &'static str {
         let is_hopper = arch == Architecture::Sm90a.target_name();
         if is_hopper { "mxfp8-128" } else { "mxfp8" }
-    }
-
-    /// Reads a run file. Errors contain `place`, with line and column.
-    ///
-    /// # Errors
-    /// The text is no run file, a value is invalid, or a value contradicts the plan.
-    pub fn from_toml(text: &str, place: &str) -> Result<Settings, TrainError> {
-        let mut settings: Settings = toml::from_str(text).map_err(|error| TrainError::Setting {
-            setting: "run file",
-            expected: "settings in TOML".to_string(),
-            got: format!("{place}: {error}"),
-            hint: None,
-        })?;
-        if let Some(path) = settings.plan.clone() {
-            PlanFile::read(&path)?.apply(&mut settings, &Settings::default())?;
-        }
-        settings.check()?;
-        Ok(settings)
-    }
-
-    /// Reads a run file.
-    ///
-    /// # Errors
-    /// As [`Settings::from_toml`], or the file cannot be read.
-    pub fn from_file(path: &Path) -> Result<Settings, TrainError> {
-        let text = std::fs::read_to_string(path).map_err(TrainError::io(path))?;
-        Settings::from_toml(&text, &path.display().to_string())
-    }
-
-    /// Checks the values that are not checked elsewhere.
-    ///
-    /// # Errors
-    /// [`TrainError::Setting`] names the first invalid value.
-    pub fn check(&self) -> Result<(), TrainError> {
-        settings_check::check(self)
-    }
-
-    /// Checks the values that do not depend on the parallelism.
-    ///
-    /// # Errors
-    /// As [`Settings::check`].
-    pub fn check_values(&self) -> Result<(), TrainError> {
-        settings_check::check_values(self)
-    }
-
-    /// Uses the model's own tokenizer if none is named.
-    ///
-    /// # Errors
-    /// As [`ModelSource::choose_tokenizer`].
-    pub fn resolve_tokenizer(&mut self, model: &ModelSource) -> Result<Option<String>, TrainError> {
-        let chosen = model.choose_tokenizer(self.tokenizer.as_deref(), &self.data)?;
-        self.tokenizer = chosen.file;
-        Ok(chosen.note)
-    }
-
-    /// Opens the named model.
-    ///
-    /// # Errors
-    /// The model is neither a preset nor can it be captured.
-    pub fn model_source(&self) -> Result<ModelSource, TrainError> {
-        ModelSource::open(&self.model)
-    }
-
-    /// The precision policy.
-    ///
-    /// # Errors
-    /// An unknown preset or a broken policy file.
-    pub fn precision_policy(&self) -> Result<PrecisionPolicy, TrainError> {
-        let policy = self.policy_as_written()?;
-        Ok(match self.fallback {
-            Some(fallback) => policy.with_fallback(fallback),
-            None => policy,
-        })
-    }
-
-    /// The policy of plan, policy file or preset.
-    fn policy_as_written(&self) -> Result<PrecisionPolicy, TrainError> {
-        if let Some(path) = &self.plan {
-            return Ok(PlanFile::read(path)?.plan.policy);
-        }
-        match &self.policy {
-            // Before the device is known, the finer blocks represent both.
-            None if self.precision == Settings::AUTO => Ok(PrecisionPolicy::preset("mxfp8")?),
-            None => Ok(PrecisionPolicy::preset(&self.precision)?),
-            Some(path) => {
-                let text = std::fs::read_to_string(path).map_err(TrainError::io(path))?;
-                Ok(PrecisionPolicy::from_toml(&text, &path.display().to_string())?)
-            }
-        }
     }
 
     /// Parallelism of the run.

@@ -1,4 +1,4 @@
-//! Sources of a model: a preset, a `config.json`, a model folder, or a `.pt2` archive.
+//! The model that a name or a path stands for.
 
 use std::path::{Path, PathBuf};
 
@@ -10,19 +10,13 @@ use deepwell_ir::capture::{
 use deepwell_ir::{Graph, Op, Role, TensorKind};
 use serde_json::Value;
 
+use super::unread_weights::unread_beside;
 use crate::TrainError;
 use crate::weights::{self, MasterWeights};
 
-mod special_tokens;
-mod tokenizer;
-mod weights_origin;
-
-pub use special_tokens::SpecialTokens;
-pub use tokenizer::{BYTES, ChosenTokenizer, open_tokenizer};
-
 /// Description of a model.
 #[derive(Debug)]
-enum Description {
+pub(super) enum Description {
     /// A configuration.
     Config(Box<ModelConfig>),
     /// A graph of PyTorch.
@@ -44,16 +38,16 @@ enum Description {
 /// ```
 #[derive(Debug)]
 pub struct ModelSource {
-    name: String,
-    description: Description,
-    notes: CaptureNotes,
+    pub(super) name: String,
+    pub(super) description: Description,
+    pub(super) notes: CaptureNotes,
     /// The file with its configuration.
-    config_file: Option<PathBuf>,
+    pub(super) config_file: Option<PathBuf>,
     /// The folder, if it holds weights.
-    folder: Option<PathBuf>,
-    stored: Option<Vec<StoredTensor>>,
+    pub(super) folder: Option<PathBuf>,
+    pub(super) stored: Option<Vec<StoredTensor>>,
     /// Remark about weights next to a `config.json` that are not read.
-    unread_weights: Option<String>,
+    pub(super) unread_weights: Option<String>,
 }
 
 /// A parameter, or a matrix of a parameter, with its location in the weight files.
@@ -112,8 +106,7 @@ impl ModelSource {
             return Ok(with_file(model));
         }
         let (read, notes) = ModelConfig::from_path(path)?;
-        let unread_weights =
-            if path.is_file() { weights_origin::unread_beside(path) } else { None };
+        let unread_weights = if path.is_file() { unread_beside(path) } else { None };
         let model = source(config(read), notes, None, None);
         Ok(with_file(ModelSource { unread_weights, ..model }))
     }

@@ -4,6 +4,24 @@ use deepwell_plan::Parallel;
 
 use crate::{Documents, Settings, TrainError};
 
+impl Settings {
+    /// Checks the values that are not checked elsewhere.
+    ///
+    /// # Errors
+    /// [`TrainError::Setting`] names the first invalid value.
+    pub fn check(&self) -> Result<(), TrainError> {
+        check(self)
+    }
+
+    /// Checks the values that do not depend on the parallelism.
+    ///
+    /// # Errors
+    /// As [`Settings::check`].
+    pub fn check_values(&self) -> Result<(), TrainError> {
+        check_values(self)
+    }
+}
+
 /// Constraint on a number. Numbers used by kernels are checked as `f32`.
 #[derive(Clone, Copy)]
 enum Must {
@@ -45,7 +63,7 @@ impl Must {
 type Row = (&'static str, Option<f64>, Must, Option<&'static str>);
 
 /// Rejects the first invalid value that does not depend on the parallelism.
-pub(crate) fn check_values(settings: &Settings) -> Result<(), TrainError> {
+fn check_values(settings: &Settings) -> Result<(), TrainError> {
     let rows = counts(settings).into_iter().chain(numbers(settings)).chain(guards(settings));
     for (setting, value, must, hint) in rows {
         let Some(value) = value.filter(|&value| !must.holds_for(value)) else { continue };
@@ -58,7 +76,7 @@ pub(crate) fn check_values(settings: &Settings) -> Result<(), TrainError> {
 }
 
 /// Rejects the first invalid value.
-pub(crate) fn check(settings: &Settings) -> Result<(), TrainError> {
+fn check(settings: &Settings) -> Result<(), TrainError> {
     check_values(settings)?;
     let parallel = settings.parallel();
     if parallel.world_size() != settings.ranks {

@@ -5,9 +5,7 @@
 //! checkpoint interval and retention, the index of a GPU, the recomputation rule.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
-use deepwell_ckpt::json_differences;
 use deepwell_ir::Graph;
 use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_plan::{OptimizerSpec, Plan};
@@ -15,9 +13,15 @@ use deepwell_precision::GuardConfig;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+mod difference;
+mod weights_hash;
+
+pub(crate) use self::difference::short;
+use self::difference::to_value;
+pub use self::difference::{Difference, differences};
+pub use self::weights_hash::{HashedWeights, WeightsHash};
 use crate::data::TokenCache;
-use crate::weights::MasterWeights;
-use crate::{Device, Documents, Engine, Settings, TrainError};
+use crate::{Device, Documents, Engine, Settings};
 
 /// Everything that determines the numbers of a run. Hashes are BLAKE3, of contents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -190,181 +194,6 @@ fn is_one(count: &usize) -> bool {
     *count == 1
 }
 
-/// A field that differs between two runs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Difference {
-    /// Name of the field: `optimizer.beta1`.
-    pub field: String,
-    /// Value of the run; none if the run lacks the field.
-    pub was: Option<Value>,
-    /// Current value.
-    pub now: Option<Value>,
-}
-
-impl fmt::Display for Difference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [was, now] = [&self.was, &self.now].map(|value| short(value.as_ref()));
-        write!(f, "{}: the run has {was}, now {now}", self.field)
-    }
-}
-
-impl Difference {
-    /// Whether the field describes the parallelism.
-    pub(crate) fn is_of_ranks(&self) -> bool {
-        without_ranks(&self.field).is_some()
-    }
-
-    /// Whether the field follows from the parallelism: the micro-batch of a rank, and the kernels
-    /// for its tensors.
-    pub(crate) fn follows_ranks(&self) -> bool {
-        self.field == "micro_batch" || self.is_of_kernels()
-    }
-
-    /// Whether the field lists kernels.
-    pub(crate) fn is_of_kernels(&self) -> bool {
-        self.field.starts_with("kernels.")
-    }
-}
-
-/// Value of a field on a single rank, if the field describes the parallelism. Fingerprints leave
-/// such values out.
-fn without_ranks(field: &str) -> Option<Value> {
-    match field.split(['.', '[']).next().unwrap_or_default() {
-        "data_ranks" | "context_ranks" | "tensor_ranks" | "expert_ranks" | "pipeline_ranks"
-        | "pipeline_chunks" => Some(1.into()),
-        "pipeline_schedule" => Some(to_value(&PipelineSchedule::OneFOneB)),
-        "pipeline_layers" => Some(Value::Array(Vec::new())),
-        "zero" => Some(0.into()),
-        _ => None,
-    }
-}
-
-/// Returns the fields in which a run's saved fingerprint differs from another fingerprint.
-pub fn differences(was: &Value, now: &Value) -> Vec<Difference> {
-    let found = json_differences(was, now).into_iter();
-    let known = |field: &str, value: Option<Value>| value.or_else(|| without_ranks(field));
-    found
-        .map(|place| Difference {
-            was: known(&place.path, place.a),
-            now: known(&place.path, place.b),
-            field: place.path,
-        })
-        .collect()
-}
-
-/// A value for a message: of hashes the first digits.
-pub(crate) fn short(value: Option<&Value>) -> String {
-    const HASH_DIGITS: usize = 64;
-    match value {
-        None => "nothing".to_string(),
-        Some(Value::String(text))
-            if text.len() == HASH_DIGITS && text.bytes().all(|b| b.is_ascii_hexdigit()) =>
-        {
-            text[..12].to_string()
-        }
-        Some(value) => value.to_string(),
-    }
-}
-
-/// The hash of weights, by the names of their tensors. The hash depends neither on the order of
-/// loading nor on the ranks that loaded the tensors.
-#[derive(Clone, Debug, Default)]
-pub struct WeightsHash {
-    tensors: BTreeMap<String, blake3::Hash>,
-}
-
-/// Words of 64 bits of the hash of a tensor.
-const WORDS: usize = blake3::OUT_LEN / size_of::<u64>();
-
-impl WeightsHash {
-    /// The hash of all tensors written so far.
-    pub fn hash(&self) -> String {
-        let mut hasher = blake3::Hasher::new();
-        for (name, hash) in &self.tensors {
-            hasher.update(&(name.len() as u64).to_le_bytes());
-            hasher.update(name.as_bytes());
-            hasher.update(hash.as_bytes());
-        }
-        hasher.finalize().to_hex().to_string()
-    }
-
-    /// The hashes of these tensors, for another process; zeros for tensors not written.
-    pub(crate) fn words(&self, names: &[String]) -> Vec<u64> {
-        let of = |name: &String| {
-            let hash = self.tensors.get(name).map_or([0; blake3::OUT_LEN], |it| *it.as_bytes());
-            bytemuck::cast::<_, [u64; WORDS]>(hash)
-        };
-        names.iter().flat_map(of).collect()
-    }
-
-    /// Adds the hashes of tensors written by another process.
-    pub(crate) fn add_words(&mut self, names: &[String], words: &[u64]) {
-        for (name, words) in names.iter().zip(words.as_chunks::<WORDS>().0) {
-            if *words != [0; WORDS] {
-                let hash = blake3::Hash::from_bytes(bytemuck::cast(*words));
-                self.tensors.entry(name.clone()).or_insert(hash);
-            }
-        }
-    }
-}
-
-/// Hashes weights during loading, so that nothing is read twice.
-pub struct HashedWeights<'a> {
-    target: &'a mut dyn MasterWeights,
-    hash: WeightsHash,
-    makes_copies: bool,
-}
-
-impl<'a> HashedWeights<'a> {
-    /// Hashes weights written to `target`.
-    pub fn new(target: &'a mut dyn MasterWeights) -> HashedWeights<'a> {
-        HashedWeights { target, hash: WeightsHash::default(), makes_copies: true }
-    }
-
-    /// Continues with the hash of weights on other ranks.
-    #[must_use]
-    pub fn behind(self, hash: WeightsHash) -> HashedWeights<'a> {
-        HashedWeights { hash, ..self }
-    }
-
-    /// Returns the hash state for the next rank.
-    pub fn into_hash(self) -> WeightsHash {
-        self.hash
-    }
-
-    /// Does not compute the compute copies, because the caller does so on all ranks.
-    #[must_use]
-    pub fn without_copies(self) -> HashedWeights<'a> {
-        HashedWeights { makes_copies: false, ..self }
-    }
-
-    /// The hash of the written weights.
-    pub fn hash(&self) -> String {
-        self.hash.hash()
-    }
-}
-
-impl MasterWeights for HashedWeights<'_> {
-    fn program(&self) -> &deepwell_ir::Program {
-        self.target.program()
-    }
-
-    fn write_master(&mut self, id: deepwell_ir::ValueId, bytes: &[u8]) -> Result<(), TrainError> {
-        // A gathered value has another name than its parameter.
-        let program = self.target.program();
-        let state = program.parameters.iter().find(|state| state.master == id);
-        let name = state.map_or_else(|| &program.value(id).name, |state| &state.name);
-        if !self.hash.tensors.contains_key(name) {
-            self.hash.tensors.insert(name.clone(), blake3::hash(bytes));
-        }
-        self.target.write_master(id, bytes)
-    }
-
-    fn refresh_copies(&mut self) -> Result<(), TrainError> {
-        if self.makes_copies { self.target.refresh_copies() } else { Ok(()) }
-    }
-}
-
 /// Hash of a graph without its model's name.
 fn graph_hash(graph: &Graph) -> String {
     let unnamed = Graph { name: String::new(), ..graph.clone() };
@@ -380,12 +209,6 @@ fn kernels(plan: &Plan) -> BTreeMap<String, Vec<String>> {
         kernels.entry(kernel.op.clone()).or_default().push(text);
     }
     kernels
-}
-
-/// Converts through text, which keeps the short digits of an `f32`.
-fn to_value(data: &impl Serialize) -> Value {
-    let text = serde_json::to_string(data).expect("settings, plans and policies are plain data");
-    serde_json::from_str(&text).expect("it was just written")
 }
 
 /// A policy without the positions of its rules in a file.

@@ -1,0 +1,20 @@
+//! Names of the files in an output folder.
+
+use std::path::{Path, PathBuf};
+
+/// The page of a run.
+pub(crate) const PAGE: &str = "report.html";
+/// The metrics, a line for each step.
+pub(crate) const METRICS: &str = "metrics.jsonl";
+/// The folder of checkpoints.
+pub(crate) const CHECKPOINTS: &str = "checkpoints";
+
+/// Path of the metrics of a run.
+pub(crate) fn metrics(out: &Path) -> PathBuf {
+    out.join(METRICS)
+}
+
+/// Folder of the checkpoints of a run.
+pub(crate) fn checkpoints(out: &Path) -> PathBuf {
+    out.join(CHECKPOINTS)
+}
