@@ -1,47 +1,24 @@
 //! Packs values with disjoint lifetimes into the same memory.
 
 mod first_fit;
+mod lifetime;
 mod stack;
 
 use std::cmp::Reverse;
 
-use deepwell_ir::{ALIGNMENT_BYTES, ByteRange};
-
 use self::first_fit::first_fit;
+pub use self::lifetime::{Lifetime, align};
 use self::stack::stack;
-
-/// Size and lifetime of an allocation, from call `first` to call `last`, both included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lifetime {
-    /// Size.
-    pub bytes: usize,
-    /// First call using the value.
-    pub first: usize,
-    /// Last call using the value.
-    pub last: usize,
-}
-
-impl Lifetime {
-    /// Number of calls in the lifetime.
-    fn calls(&self) -> usize {
-        self.last - self.first + 1
-    }
-}
 
 /// Result of packing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
-    /// Offset of each lifetime, aligned to [`ALIGNMENT_BYTES`].
+    /// Offset of each lifetime, aligned to [`ALIGNMENT_BYTES`](deepwell_ir::ALIGNMENT_BYTES).
     pub offsets: Vec<usize>,
     /// End of the highest range.
     pub bytes: usize,
     /// Largest live bytes at one call: a lower bound of any packing.
     pub lower_bound_bytes: usize,
-}
-
-/// Rounds up to the alignment of the arena.
-pub fn align(bytes: usize) -> usize {
-    bytes.next_multiple_of(ALIGNMENT_BYTES)
 }
 
 /// Largest number of lifetimes for which first fit is tried: its cost grows with the square.
@@ -103,19 +80,6 @@ fn orders<'a>(
     })
 }
 
-/// The lowest offset from `base` on at which `bytes` bytes overlap none of the ranges.
-fn lowest(base: usize, bytes: usize, ranges: &mut [ByteRange]) -> usize {
-    ranges.sort_unstable_by_key(|range| range.offset);
-    let mut offset = base;
-    for range in ranges.iter().filter(|range| range.end() > base) {
-        if offset + bytes <= range.offset {
-            break;
-        }
-        offset = offset.max(align(range.end()));
-    }
-    offset
-}
-
 /// The largest live bytes at a call.
 pub fn peak_bytes(lifetimes: &[Lifetime]) -> usize {
     alive_bytes(lifetimes).into_iter().max().unwrap_or(0)
@@ -139,6 +103,8 @@ pub fn alive_bytes(lifetimes: &[Lifetime]) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+
+    use deepwell_ir::{ALIGNMENT_BYTES, ByteRange};
 
     use super::*;
 

@@ -1,57 +1,16 @@
 //! Chooses micro-batch size and recomputation: every candidate is lowered and dry-run.
 
-use deepwell_ir::{
-    Binding, Graph, KernelCatalog, Op, PrecisionPolicy, Program, Recompute, Target,
-    TensorPrecision, differentiate,
-};
-use deepwell_probe::{Gpu, Hardware};
+use deepwell_ir::{Binding, Graph, KernelCatalog, Program, Recompute, Target, differentiate};
+use deepwell_probe::Hardware;
 
+use crate::gpu::gpu_of;
 use crate::lower::{SharedGraph, expand_experts, fallback_plan};
+use crate::request::base_plan;
 use crate::{
-    DryRun, KernelPlan, LinearFlops, OptimizerSpec, Parallel, Plan, PlanError,
-    arena_bytes_with_fallback, balanced_stages, dryrun_stages, format_bytes, linear_flops, lower,
-    lower_fallback, memory_limit_bytes,
+    KernelPlan, Parallel, Plan, PlanError, PlanRequest, Planned, arena_bytes_with_fallback,
+    balanced_stages, dryrun_stages, format_bytes, linear_flops, lower, lower_fallback,
+    memory_limit_bytes,
 };
-
-/// A training job to plan.
-#[derive(Clone, Debug)]
-pub struct PlanRequest {
-    /// Tokens per sequence.
-    pub seq: usize,
-    /// Sequences per step.
-    pub global_batch: usize,
-    /// Precision of each tensor.
-    pub policy: PrecisionPolicy,
-    /// The optimizer.
-    pub optimizer: OptimizerSpec,
-    /// Memory limit of each device; `None` for [`memory_limit_bytes`].
-    pub memory_limit_bytes: Option<u64>,
-    /// Fixed micro-batch size, if given.
-    pub micro_batch: Option<usize>,
-    /// Fixed recomputation, if given.
-    pub recompute: Option<Recompute>,
-}
-
-/// The best plan, its program, and the rejected candidates.
-#[derive(Clone, Debug)]
-pub struct Planned {
-    /// The plan.
-    pub plan: Plan,
-    /// Its program.
-    pub program: Program,
-    /// BF16 fallback program; `None` if no tensor is quantized.
-    pub fallback: Option<Program>,
-    /// Its prediction.
-    pub prediction: DryRun,
-    /// Prediction of the same plan in BF16, if any tensor is quantized.
-    pub in_bf16: Option<DryRun>,
-    /// FLOPs of the linear layers of a step, over all pipeline stages.
-    pub linear_flops: LinearFlops,
-    /// Format of each tensor, over all pipeline stages.
-    pub precision: Vec<TensorPrecision>,
-    /// Rejected candidates, with reasons.
-    pub rejected: Vec<String>,
-}
 
 impl Planned {
     /// Returns the same plan with the programs of another rank, lowered anew if the rank's class
@@ -400,11 +359,6 @@ fn micro_batch_candidates(request: &PlanRequest, rows: usize) -> Result<Vec<usiz
     }
 }
 
-/// The GPU of a target, if the target has a GPU of `hardware`.
-pub(crate) fn gpu_of<'a>(hardware: &'a Hardware, target: &Target) -> Option<&'a Gpu> {
-    hardware.gpus.get(target.gpu?)
-}
-
 fn check_gpu(hardware: &Hardware, target: &Target) -> Result<(), PlanError> {
     let Some(index) = target.gpu.filter(|_| gpu_of(hardware, target).is_none()) else {
         return Ok(());
@@ -416,47 +370,6 @@ fn check_gpu(hardware: &Hardware, target: &Target) -> Result<(), PlanError> {
         there => format!("one of {}", there.join(", ")),
     };
     Err(PlanError::Request { what: "GPU", expected, got: index.to_string() })
-}
-
-/// Name of the target's device on the command line.
-fn device_name(target: &Target) -> String {
-    match target.gpu {
-        Some(index) => format!("cuda:{index}"),
-        None if target.arch == "cpu" => "cpu".to_string(),
-        // The architecture name starts with the generation: `hopper-sm90`.
-        None => format!("emulated:{}", target.arch.rsplit('-').next().unwrap_or_default()),
-    }
-}
-
-/// The base plan of all candidates.
-pub fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -> Plan {
-    Plan {
-        model: graph.name.clone(),
-        device: device_name(target),
-        arch: target.arch.clone(),
-        seq: request.seq,
-        micro_batch: request.global_batch,
-        micro_batches: 1,
-        recompute: Recompute::None,
-        policy: request.policy.clone(),
-        precision: Vec::new(),
-        kernels: Vec::new(),
-        optimizer: request.optimizer.clone(),
-        bucket_bytes: Plan::BUCKET_BYTES,
-        capacity_factor: capacity_factor(graph),
-        one_stream: false,
-        parallel: Parallel::default(),
-        stages: Vec::new(),
-        tuned: Vec::new(),
-    }
-}
-
-/// The capacity factor of a captured graph, the same in all layers.
-fn capacity_factor(graph: &Graph) -> Option<f64> {
-    graph.nodes.iter().find_map(|node| match &node.op {
-        Op::Experts(op) => op.capacity_factor,
-        _ => None,
-    })
 }
 
 /// Returns the plan with other batch sizes and recomputation.

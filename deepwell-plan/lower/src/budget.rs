@@ -3,7 +3,7 @@
 use deepwell_ir::Target;
 use deepwell_probe::Hardware;
 
-use crate::autoplan::gpu_of;
+use crate::gpu::gpu_of;
 
 /// Divisor of the free memory, for the share unused by plans: 2 %.
 ///

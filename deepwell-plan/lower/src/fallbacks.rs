@@ -7,8 +7,6 @@ use deepwell_ir::TensorPrecision;
 use deepwell_precision::Format;
 use serde::{Deserialize, Serialize};
 
-use crate::{PlanError, Planned};
-
 /// Tensors that do not get the requested format, for a common reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrecisionFallback {
@@ -69,27 +67,4 @@ pub fn precision_fallbacks(tensors: &[TensorPrecision]) -> Vec<PrecisionFallback
         }
     }
     found
-}
-
-impl Planned {
-    /// The unsupported formats of the policy, over all pipeline stages.
-    ///
-    /// # Errors
-    /// [`PlanError::NothingServed`] if quantized formats are requested but no tensor gets one, or
-    /// if no tensor gets the format of the policy itself (the exceptions of `nvfp4` alone are no
-    /// NVFP4), unless `allow_fallback`.
-    pub fn fallbacks(&self, allow_fallback: bool) -> Result<Vec<PrecisionFallback>, PlanError> {
-        let fallbacks = precision_fallbacks(&self.precision);
-        let own = self.plan.policy.format();
-        let is_own = |format: Format| format.name() == own.name();
-        let lacks_own = fallbacks.iter().any(|fallback| is_own(fallback.asked));
-        let is_served = |tensor: &TensorPrecision| match lacks_own {
-            true => is_own(tensor.format),
-            false => tensor.format.is_quantized(),
-        };
-        if fallbacks.is_empty() || self.precision.iter().any(is_served) || allow_fallback {
-            return Ok(fallbacks);
-        }
-        Err(PlanError::NothingServed { fallbacks })
-    }
 }

@@ -28,15 +28,18 @@ pub mod counting;
 mod dryrun;
 mod error;
 mod fallbacks;
+mod gpu;
 mod known_kernels;
 mod lower;
 mod parallel;
 mod plan;
+mod planned;
+mod request;
 pub mod schedule;
 mod stages;
 
 pub use auto::{AutoLayers, AutoPrecision, auto_precision};
-pub use autoplan::{PlanRequest, Planned, autoplan, autoplan_ranks, autoplan_stages};
+pub use autoplan::{autoplan, autoplan_ranks, autoplan_stages};
 pub use budget::{memory_limit_bytes, usable_bytes};
 pub use dryrun::{
     Bound, DryRun, ExchangeTime, ExpertRoom, OpTime, RankReport, ZeroBubble, dryrun, dryrun_stages,
@@ -52,6 +55,8 @@ pub use lower::{
 };
 pub use parallel::Parallel;
 pub use plan::{KernelPlan, OptimizerSpec, Plan};
+pub use planned::Planned;
+pub use request::PlanRequest;
 pub use stages::{balanced_stages, passes_of};
 
 /// Formats bytes for people: `12.3 MiB`.

@@ -1,6 +1,6 @@
 //! First fit: places each lifetime at the lowest offset free of earlier placements.
 
-use super::{Lifetime, align};
+use super::lifetime::{Lifetime, align};
 
 /// A placed lifetime.
 #[derive(Clone, Copy)]

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 use deepwell_ir::ByteRange;
 
-use super::{Lifetime, align, lowest};
+use super::lifetime::{Lifetime, align, lowest};
 
 /// Stacks the values live at the fullest call in order of birth, and places all other values above
 /// the part of the stack live at the same time.

@@ -6,7 +6,7 @@ use deepwell_ir::{Call, EventId, Instance, MathUnit, Op, ProcessGroup, Program, 
 use deepwell_probe::{Endpoint, Gpu, Hardware, NumberFormat};
 
 use super::{Bound, ExpertRoom};
-use crate::autoplan::gpu_of;
+use crate::gpu::gpu_of;
 
 /// Rates of a device in the units of the roofline.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use deepwell_ir::{BodyId, Invocation, Node, Phase};
 
-use super::Lowering;
+use super::lowering::Lowering;
 use crate::PlanError;
 
 impl Lowering<'_> {

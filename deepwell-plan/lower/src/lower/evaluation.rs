@@ -8,10 +8,14 @@ use deepwell_ir::{
 };
 use deepwell_precision::QuantFormat;
 
-use super::pipeline::part_of_rank;
+use super::context;
+use super::lowering::Lowering;
 use super::rank::RankContext;
-use super::tensor::slices;
-use super::{Lowering, context, fuse_for, part_of_layers, pipeline};
+use super::rank_graph::fuse_for;
+use super::rank_graph::part_of_layers;
+use super::splits::slices;
+use super::stage;
+use super::stage::part_of_rank;
 use crate::{Plan, PlanError};
 
 /// The forward pass of the only micro-batch.
@@ -34,7 +38,7 @@ pub fn lower_evaluation(
     let graph = without_router_losses(graph);
     let align = expert_row_alignment(&graph, &plan.policy)?;
     let (own, splits) = part_of_layers(&graph, plan, align, target)?;
-    let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
+    let (cut, pipeline) = stage::cut(&own, plan, target)?;
     let slices = slices(&splits, target);
     let (quantized, precision) = apply_precision_of_rank(&cut, &plan.policy, &serves, slices)?;
     let quantized = context::part_of_sequences(Cow::Owned(quantized), plan, target)?;

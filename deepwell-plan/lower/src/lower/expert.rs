@@ -9,7 +9,7 @@ use deepwell_ir::{Graph, IrError, ProcessGroup, Target, expert_row_alignment};
 use deepwell_moe::{ExpertRank, expand, expand_on_rank};
 use deepwell_precision::PrecisionPolicy;
 
-use super::tensor::Splits;
+use super::splits::Splits;
 use crate::PlanError;
 
 /// The rank of a target in its expert-parallel group, if it has one.

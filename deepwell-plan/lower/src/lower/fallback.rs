@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use deepwell_ir::{Graph, KernelCatalog, MemoryKind, Order, Program, Target, TensorId, ValueId};
 
-use super::lower;
+use super::train::lower;
 use crate::arena::{Lifetime, align, peak_bytes};
 use crate::{Plan, PlanError};
 

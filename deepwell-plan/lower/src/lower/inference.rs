@@ -7,9 +7,11 @@ use deepwell_ir::{
 use deepwell_precision::QuantFormat;
 
 use super::evaluation::{FORWARD, without_router_losses};
+use super::expand_experts;
+use super::lowering::Lowering;
 use super::rank::RankContext;
-use super::{Lowering, expand_experts, fuse_for};
-use crate::autoplan::base_plan;
+use super::rank_graph::fuse_for;
+use crate::request::base_plan;
 use crate::{OptimizerSpec, PlanError, PlanRequest};
 
 /// A model without loss, gradients or optimizer, for one sequence at a time.

@@ -9,10 +9,10 @@ use deepwell_ir::{
     DType, GroupId, MemoryKind, ParameterState, Phase, ProcessGroup, SplitOver, ValueId,
 };
 
-use super::Lowering;
 use super::builder::{read, update, write};
 use super::copies::UpdateCopies;
-use super::tensor::NormTerms;
+use super::lowering::Lowering;
+use super::splits::NormTerms;
 use crate::{OptimizerSpec, Plan, PlanError};
 
 impl Lowering<'_> {

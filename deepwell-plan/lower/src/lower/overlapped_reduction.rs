@@ -14,41 +14,8 @@ use std::collections::{HashMap, HashSet};
 
 use deepwell_ir::{Phase, ValueId};
 
-use super::Lowering;
+use super::lowering::Lowering;
 use crate::PlanError;
-
-/// The buckets summed during the backward pass. With sharded optimizer state these are the buckets
-/// of the shards, otherwise the optimizer's buckets.
-#[derive(Default)]
-pub(super) struct OverlappedReduction {
-    /// The buckets whose gradients are complete after a node, by index in the graph.
-    behind: HashMap<usize, Vec<usize>>,
-    /// Buckets summed over the data-parallel ranks.
-    done: HashSet<usize>,
-    /// Buckets summed over the tensor-parallel ranks.
-    over_tensor: HashSet<usize>,
-    /// Number of sums over tensor-parallel ranks so far.
-    pub(super) tensor_sums: usize,
-    /// This rank's slices of sharded buckets.
-    slices: HashMap<usize, ValueId>,
-}
-
-impl OverlappedReduction {
-    /// Whether a bucket is already summed.
-    pub(super) fn has(&self, bucket: usize) -> bool {
-        self.done.contains(&bucket)
-    }
-
-    /// Whether a bucket is already summed over tensor-parallel ranks.
-    pub(super) fn has_over_tensor(&self, bucket: usize) -> bool {
-        self.over_tensor.contains(&bucket)
-    }
-
-    /// This rank's slice of an already summed bucket.
-    pub(super) fn slice(&self, bucket: usize) -> Option<ValueId> {
-        self.slices.get(&bucket).copied()
-    }
-}
 
 impl Lowering<'_> {
     /// Finds the node after which each bucket of gradients is complete.

@@ -7,8 +7,8 @@ use deepwell_ir::{
     Split, SplitOver, Target, TensorId,
 };
 
-use super::pipeline::Pipeline;
-use super::tensor::Splits;
+use super::splits::Splits;
+use super::stage::Pipeline;
 use crate::Plan;
 use crate::schedule::StageHandover;
 

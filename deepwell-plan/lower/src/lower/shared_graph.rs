@@ -17,14 +17,22 @@ use deepwell_ir::{
 use deepwell_precision::QuantFormat;
 
 use super::builder::ProgramBuilder;
+use super::context;
 use super::handover::receive_first_and_send_last;
-use super::pipeline::{self, Pipeline, part_of_rank};
+use super::lowering::Counted;
+use super::lowering::Lowering;
+use super::overlap_collectives;
 use super::rank::RankContext;
-use super::tensor::{Splits, slices};
-use super::{
-    Counted, Lowering, Scheduling, check_ranks, context, fuse_for, overlap_collectives,
-    part_of_layers, streams,
-};
+use super::rank_graph::check_ranks;
+use super::rank_graph::fuse_for;
+use super::rank_graph::part_of_layers;
+use super::scheduling::Scheduling;
+use super::splits::Splits;
+use super::splits::slices;
+use super::stage;
+use super::stage::Pipeline;
+use super::stage::part_of_rank;
+use super::streams;
 use crate::stages::{StagePasses, passes_of_stages};
 use crate::{Plan, PlanError};
 
@@ -47,7 +55,7 @@ impl Differentiated {
         check_ranks(plan, target)?;
         let align = expert_row_alignment(graph, &plan.policy)?;
         let (own, splits) = part_of_layers(graph, plan, align, target)?;
-        let (cut, pipeline) = pipeline::cut(&own, plan, target)?;
+        let (cut, pipeline) = stage::cut(&own, plan, target)?;
         let graph = recompute(&differentiate(&cut)?, plan.recompute)?;
         let rank = target.ranks.rank as usize;
         Ok(Differentiated { graph, splits, pipeline, align, rank, passes: OnceCell::new() })

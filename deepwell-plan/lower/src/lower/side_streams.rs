@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 
 use deepwell_ir::{Access, Call, Op, Phase, StreamId, ValueId};
 
-use super::EXCHANGES;
+use super::scheduling::EXCHANGES;
 
 /// Side streams of forward and backward passes and of weight copies.
 const SIDE_STREAMS: [StreamId; 3] = [2, 3, 4];

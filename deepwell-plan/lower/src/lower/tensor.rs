@@ -5,28 +5,18 @@
 //! other parameters are whole on each rank and are read with the rank's tokens or heads: their
 //! gradients are summed over the ranks, and only the first rank counts them in the norm.
 
-use std::collections::HashMap;
-
 use deepwell_ir::ops::{Collective, CollectiveKind, NormOfSums, SumsOfSquares};
 use deepwell_ir::{
-    DType, Graph, GroupId, MemoryKind, Phase, ProcessGroup, RankSlices, Split, SplitOver, Target,
-    TensorRank, ValueId, check_split_blocks, tensor_parallel,
+    DType, Graph, GroupId, MemoryKind, Phase, ProcessGroup, SplitOver, Target, TensorRank, ValueId,
+    check_split_blocks, tensor_parallel,
 };
 
 use super::builder::{read, write};
+use super::expert;
+use super::lowering::Lowering;
 use super::rank::RankContext;
-use super::{Lowering, expert};
+use super::splits::{NormTerms, Splits, rank_of};
 use crate::{Plan, PlanError};
-
-/// The rank of a target in its tensor-parallel group, if it has one.
-pub(super) fn rank_of(target: &Target) -> Option<TensorRank> {
-    let (group, members) = target.ranks.named(ProcessGroup::TENSOR)?;
-    let place = members.position_of(target.ranks.rank)?;
-    Some(TensorRank { group, place, ranks: members.ranks.len() })
-}
-
-/// This rank's slice of each split parameter, by the parameter's name.
-pub(super) type Splits = HashMap<String, Split>;
 
 /// Returns this rank's part of the graph, and its slices of the parameters.
 pub(super) fn split(
@@ -48,18 +38,6 @@ pub(super) fn split(
     let names = own.parameters().map(|(_, tensor)| tensor.name.clone());
     let splits = names.zip(splits).filter_map(|(name, split)| Some((name, split?))).collect();
     Ok((own, splits))
-}
-
-/// This rank's slices for the precision pass; `None` if parameters are whole.
-pub(super) fn slices<'a>(splits: &'a Splits, target: &Target) -> Option<RankSlices<'a>> {
-    rank_of(target).map(|rank| RankSlices { rank, splits })
-}
-
-/// Gradients whose squares are summed, and the groups whose ranks hold different gradients.
-pub(super) struct NormTerms {
-    /// One list for each chunk of this rank's layers; slices of buckets may share a list.
-    pub(super) gradients: Vec<Vec<ValueId>>,
-    pub(super) groups: Vec<(GroupId, u32)>,
 }
 
 impl RankContext<'_> {

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use deepwell_ir::ops::Cast;
 use deepwell_ir::{DType, Op, Phase, SplitOver, TensorId};
 
-use super::SLICE_ELEMENTS;
+use super::state::SLICE_ELEMENTS;
 use crate::arena::align;
 use crate::lower::parameters::Parameters;
 use crate::lower::rank::RankContext;

@@ -3,11 +3,11 @@
 use deepwell_ir::ops::{Cast, Collective, CollectiveKind};
 use deepwell_ir::{DType, MemoryKind, Phase, ValueId};
 
-use super::Bucket;
 use super::gather_per_layer::suffix_of;
+use super::state::Bucket;
 use crate::PlanError;
-use crate::lower::Lowering;
 use crate::lower::builder::{read, write};
+use crate::lower::lowering::Lowering;
 
 impl Lowering<'_> {
     /// Gathers the masters that the following weight-copy calls read, or the casts of each rank's

@@ -10,70 +10,10 @@
 //! A gradient is thus summed over ranks first and then over micro-batches; ZeRO 0 and 1 sum over
 //! micro-batches first. With one micro-batch per step the bits are the same.
 
-use std::collections::{HashMap, HashSet};
+use deepwell_ir::{MemoryKind, Node, Phase, TensorId, TensorKind, Value, ValueId};
 
-use deepwell_ir::{Graph, MemoryKind, Node, Phase, TensorId, TensorKind, Value, ValueId};
-
-use super::Bucket;
-use super::quantized_all_gather::Planes;
 use crate::PlanError;
-use crate::lower::Lowering;
-use crate::lower::builder::ProgramBuilder;
-
-/// State of the gathers and scatters of a program.
-#[derive(Default)]
-pub(in crate::lower) struct Gathers {
-    /// The bucket of each gathered parameter and of its copies.
-    bucket_of: HashMap<TensorId, usize>,
-    /// The nodes that make the copies of a bucket, by index in the graph.
-    copies: HashMap<usize, Vec<usize>>,
-    /// Buckets already gathered in the current body.
-    fetched: HashSet<usize>,
-    /// Buckets whose copies are already made in the current body.
-    copied: HashSet<usize>,
-    /// The buckets whose gradients are complete after a node.
-    pub(super) complete_after: HashMap<usize, Vec<usize>>,
-    /// Lists of values that are contiguous in memory.
-    pub(in crate::lower) contiguous: Vec<Vec<ValueId>>,
-    /// The parts of a bucket that are gathered, and the tensor that each becomes.
-    pub(super) parts: HashMap<usize, Vec<(ValueId, TensorId)>>,
-    /// Slices of planes for the next all-gather.
-    pub(super) planes: Vec<Planes>,
-}
-
-impl Gathers {
-    /// Records the copies of each gathered bucket's parameters, and the node after which the
-    /// gradients of each scattered bucket are complete.
-    pub(super) fn plan(graph: &Graph, build: &ProgramBuilder<'_>, buckets: &[Bucket]) -> Gathers {
-        let mut gathers = Gathers::default();
-        let mut bucket_of_gradient = HashMap::new();
-        for (index, bucket) in buckets.iter().enumerate() {
-            if bucket.is_gathered {
-                gathers.bucket_of.extend(bucket.parameters.iter().map(|&id| (id, index)));
-            }
-            if bucket.scattered.is_some() {
-                bucket_of_gradient.extend(bucket.gradients.iter().map(|&value| (value, index)));
-                gathers.contiguous.push(bucket.gradients.clone());
-            }
-        }
-        let mut last: HashMap<usize, usize> = HashMap::new();
-        for (at, node) in graph.nodes.iter().enumerate() {
-            let bucket = node.inputs.iter().find_map(|id| gathers.bucket_of.get(id).copied());
-            if let (Phase::Weights, Some(bucket)) = (node.phase, bucket) {
-                gathers.copies.entry(bucket).or_default().push(at);
-                gathers.bucket_of.extend(node.outputs.iter().map(|&id| (id, bucket)));
-            }
-            let values = node.outputs.iter().filter_map(|id| build.value_of.get(id));
-            let scattered = values.filter_map(|value| bucket_of_gradient.get(value));
-            last.extend(scattered.map(|&bucket| (bucket, at)));
-        }
-        for (bucket, at) in last {
-            gathers.complete_after.entry(at).or_default().push(bucket);
-        }
-        gathers.complete_after.values_mut().for_each(|buckets| buckets.sort_unstable());
-        gathers
-    }
-}
+use crate::lower::lowering::Lowering;
 
 /// Suffix of the names of values and calls that a backward pass makes again.
 pub(super) fn suffix_of(phase: Phase) -> &'static str {

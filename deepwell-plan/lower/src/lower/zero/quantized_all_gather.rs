@@ -18,29 +18,20 @@ use std::collections::HashSet;
 
 use deepwell_ir::ops::{Axis, Collective, JoinParts};
 use deepwell_ir::{
-    DType, GroupId, IrError, MemoryKind, Op, OperandType, Phase, Plane, Rejected, SplitOver,
-    Storage, TensorId, ValueId,
+    DType, IrError, MemoryKind, Op, OperandType, Phase, Plane, Rejected, SplitOver, Storage,
+    TensorId,
 };
 use deepwell_precision::{ElementFormat, scale_tiles};
 
 use super::gather_per_layer::suffix_of;
-use super::{Bucket, SLICE_ELEMENTS};
+use super::state::{Bucket, Planes, SLICE_ELEMENTS};
 use crate::PlanError;
-use crate::lower::Lowering;
 use crate::lower::builder::{read, write};
+use crate::lower::lowering::Lowering;
 use crate::lower::rank::RankContext;
 
 /// Row multiple of a slice: the rows of a tile of scales, no fewer than the rows of any block.
 const SLICE_ROWS: usize = scale_tiles::TILE_ROWS;
-
-/// Slices of data and scales for one all-gather.
-pub(super) struct Planes {
-    group: (GroupId, u32),
-    /// The first bucket of the slices.
-    bucket: usize,
-    /// Each slice, and the destination of its all-gather.
-    pairs: Vec<(ValueId, ValueId)>,
-}
 
 impl RankContext<'_> {
     /// The shape of a rank's slice of a parameter, if the parameter can be cut between blocks.

@@ -4,11 +4,11 @@
 use deepwell_ir::ops::{AdamW, Collective, CollectiveKind, Reduction};
 use deepwell_ir::{Accumulate, DType, MemoryKind, Op, Phase, Shard, Tag, ValueId};
 
-use super::Bucket;
+use super::state::Bucket;
 use crate::PlanError;
-use crate::lower::Lowering;
 use crate::lower::builder::{NewCall, read, update, write};
-use crate::lower::tensor::NormTerms;
+use crate::lower::lowering::Lowering;
+use crate::lower::splits::NormTerms;
 
 impl Lowering<'_> {
     /// The gradients of a bucket that is whole on every tensor-parallel rank, or this rank's slice

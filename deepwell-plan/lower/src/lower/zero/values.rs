@@ -6,8 +6,10 @@ use std::collections::HashMap;
 use deepwell_ir::{DType, MemoryKind, ParameterState, Shard, TensorId, ValueId};
 
 use super::buckets::{Class, Classes, Member, buckets_of};
-use super::{Bucket, Gathers, SLICE_ELEMENTS};
-use crate::lower::Lowering;
+use super::state::Bucket;
+use super::state::Gathers;
+use super::state::SLICE_ELEMENTS;
+use crate::lower::lowering::Lowering;
 
 /// The whole buffers of a bucket.
 struct Gathered {
