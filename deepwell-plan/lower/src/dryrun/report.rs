@@ -155,6 +155,52 @@ impl RankReport {
             others => format!("each of {} ranks", others + 1),
         }
     }
+
+    /// Writes peak, memory by kind, exchanges and ops.
+    fn fmt_lines(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}: peak {} at `{}`; arena {} (lower bound {})",
+            self.names(),
+            format_bytes(self.peak_bytes),
+            self.peak_call,
+            format_bytes(self.arena_bytes),
+            format_bytes(self.arena_lower_bound_bytes)
+        )?;
+        for (kind, bytes) in &self.bytes_at_peak {
+            writeln!(f, "  {kind:<12} {:>12}", format_bytes(*bytes))?;
+        }
+        if self.bytes_on_link > 0 {
+            let bytes = format_bytes(self.bytes_on_link);
+            writeln!(f, "  {:<12} {bytes:>12} to other ranks a step", "link")?;
+        }
+        if let Some(ExchangeTime { time_s, exposed_s }) = self.exchanges {
+            let [all, exposed] = [time_s, exposed_s].map(|seconds| seconds * 1e3);
+            let what = format!("ms of exchanges, {exposed:.3} of them exposed");
+            writeln!(f, "  {:<12} {all:>12.3} {what}", "exchanges")?;
+        }
+        if let Some(room) = self.expert_room {
+            writeln!(f, "  {:<12} {room:>12}", "experts")?;
+        }
+        writeln!(
+            f,
+            "  {:<26} {:>5} {:>10} {:>11} {:>10}  bound by",
+            "op", "calls", "GFLOP", "bytes", "ms"
+        )?;
+        for op in &self.ops {
+            writeln!(
+                f,
+                "  {:<26} {:>5} {:>10.3} {:>11} {:>10.4}  {}",
+                op.op,
+                op.calls,
+                op.flops as f64 / 1e9,
+                format_bytes(op.bytes),
+                op.time_s * 1e3,
+                op.bound.name()
+            )?;
+        }
+        Ok(())
+    }
 }
 
 impl DryRun {
@@ -213,47 +259,7 @@ impl fmt::Display for DryRun {
             if self.bubble.is_some() {
                 write!(f, "stage {stage}, ")?;
             }
-            writeln!(
-                f,
-                "{}: peak {} at `{}`; arena {} (lower bound {})",
-                rank.names(),
-                format_bytes(rank.peak_bytes),
-                rank.peak_call,
-                format_bytes(rank.arena_bytes),
-                format_bytes(rank.arena_lower_bound_bytes)
-            )?;
-            for (kind, bytes) in &rank.bytes_at_peak {
-                writeln!(f, "  {kind:<12} {:>12}", format_bytes(*bytes))?;
-            }
-            if rank.bytes_on_link > 0 {
-                let bytes = format_bytes(rank.bytes_on_link);
-                writeln!(f, "  {:<12} {bytes:>12} to other ranks a step", "link")?;
-            }
-            if let Some(ExchangeTime { time_s, exposed_s }) = rank.exchanges {
-                let [all, exposed] = [time_s, exposed_s].map(|seconds| seconds * 1e3);
-                let what = format!("ms of exchanges, {exposed:.3} of them exposed");
-                writeln!(f, "  {:<12} {all:>12.3} {what}", "exchanges")?;
-            }
-            if let Some(room) = rank.expert_room {
-                writeln!(f, "  {:<12} {room:>12}", "experts")?;
-            }
-            writeln!(
-                f,
-                "  {:<26} {:>5} {:>10} {:>11} {:>10}  bound by",
-                "op", "calls", "GFLOP", "bytes", "ms"
-            )?;
-            for op in &rank.ops {
-                writeln!(
-                    f,
-                    "  {:<26} {:>5} {:>10.3} {:>11} {:>10.4}  {}",
-                    op.op,
-                    op.calls,
-                    op.flops as f64 / 1e9,
-                    format_bytes(op.bytes),
-                    op.time_s * 1e3,
-                    op.bound.name()
-                )?;
-            }
+            rank.fmt_lines(f)?;
         }
         Ok(())
     }
