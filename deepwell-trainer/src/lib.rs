@@ -112,7 +112,7 @@ pub use rank_times::RankTime;
 pub use record::{ExpertRecord, Record};
 pub use routers::with_routers;
 pub use run_folder::{RunChange, RunFolder, RunIdentity, RunRecord, Start};
-pub use settings::{PARITY_EVAL_TOKENS, PARITY_INTERIM_PART, Settings};
+pub use settings::{PARITY_EVAL_TOKENS, PARITY_INTERIM_PART, Settings, SettingsLayer};
 pub use source::{
     BYTES, ChosenTokenizer, ModelSource, SpecialTokens, StoredParameter, open_tokenizer,
 };

@@ -1,14 +1,57 @@
 //! A plan file, as printed by `deepwell plan --json`, for a run that follows the plan.
 
 use std::collections::BTreeSet;
-use std::fmt::Debug;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use deepwell_ir::Graph;
 use deepwell_plan::Plan;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Device, Settings, TrainError};
+use crate::TrainError;
+
+/// The path of a plan file, which is read once.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(from = "PathBuf", into = "PathBuf")]
+pub struct PlanLink {
+    path: PathBuf,
+    file: Arc<OnceLock<PlanFile>>,
+}
+
+impl From<PathBuf> for PlanLink {
+    fn from(path: PathBuf) -> PlanLink {
+        PlanLink { path, file: Arc::default() }
+    }
+}
+
+impl From<PlanLink> for PathBuf {
+    fn from(link: PlanLink) -> PathBuf {
+        link.path
+    }
+}
+
+impl PartialEq for PlanLink {
+    fn eq(&self, other: &PlanLink) -> bool {
+        self.path == other.path
+    }
+}
+
+impl PlanLink {
+    /// Returns the plan; the first call reads the file.
+    ///
+    /// # Errors
+    /// As [`PlanFile::read`].
+    pub fn file(&self) -> Result<&PlanFile, TrainError> {
+        match self.file.get() {
+            Some(file) => Ok(file),
+            None => {
+                let file = PlanFile::read(&self.path)?;
+                Ok(self.file.get_or_init(|| file))
+            }
+        }
+    }
+}
 
 /// A plan with its model.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,52 +99,6 @@ impl PlanFile {
         Ok(PlanFile { model: model.to_string(), plan })
     }
 
-    /// Applies the plan to the settings that still equal `base`; a setting that differs from `base`
-    /// was set explicitly.
-    ///
-    /// # Errors
-    /// [`TrainError::Setting`] for the first setting that differs from `base` and from the plan.
-    pub fn apply(&self, settings: &mut Settings, base: &Settings) -> Result<(), TrainError> {
-        let plan = &self.plan;
-        let parallel = plan.parallel;
-        let device: Device = plan.device.parse().map_err(|got| TrainError::Setting {
-            setting: "plan",
-            expected: "a device to train on".to_string(),
-            got,
-            hint: None,
-        })?;
-        let batch = plan.micro_batches * plan.micro_batch * parallel.batch_ranks();
-        let stages = (!plan.stages.is_empty()).then(|| plan.stages.clone());
-        // A plan does not select a GPU.
-        let is_of_gpus = matches!((device, settings.device), (Device::Cuda(_), Device::Cuda(_)));
-        let device = if is_of_gpus { settings.device } else { device };
-        let s = settings;
-        take("model", &mut s.model, &base.model, self.model.clone())?;
-        take("device", &mut s.device, &base.device, device)?;
-        take("ranks", &mut s.ranks, &base.ranks, parallel.world_size())?;
-        take("zero", &mut s.zero, &base.zero, parallel.zero)?;
-        take("tensor", &mut s.tensor, &base.tensor, parallel.tensor)?;
-        take("context", &mut s.context, &base.context, parallel.context)?;
-        take("pipeline", &mut s.pipeline, &base.pipeline, parallel.pipeline)?;
-        take("chunks", &mut s.chunks, &base.chunks, parallel.chunks)?;
-        let schedule = parallel.schedule;
-        take("schedule", &mut s.pipeline_schedule, &base.pipeline_schedule, schedule)?;
-        take("pp_layers", &mut s.pp_layers, &base.pp_layers, stages)?;
-        take("expert", &mut s.expert, &base.expert, parallel.expert)?;
-        take("seq_len", &mut s.seq_len, &base.seq_len, plan.seq)?;
-        take("batch_size", &mut s.batch_size, &base.batch_size, batch)?;
-        take("micro_batch", &mut s.micro_batch, &base.micro_batch, Some(plan.micro_batch))?;
-        take("recompute", &mut s.recompute, &base.recompute, Some(plan.recompute))?;
-        let (factor, planned) = (&mut s.router.capacity_factor, plan.capacity_factor);
-        take("router.capacity_factor", factor, &base.router.capacity_factor, planned)?;
-        take("optimizer", &mut s.optimizer, &base.optimizer, plan.optimizer.clone())?;
-        if s.policy.is_some() || s.precision != Settings::default().precision {
-            let got = s.policy.as_ref().map_or(s.precision.clone(), |it| it.display().to_string());
-            return Err(contradiction("precision", &got, &"the policy"));
-        }
-        Ok(())
-    }
-
     /// Checks that a model is the planned model.
     ///
     /// # Errors
@@ -118,28 +115,5 @@ impl PlanFile {
             got: format!("one of `{}`: only {whose} has `{differs}`", self.model),
             hint: Some("plan this model, or leave out `--model`".to_string()),
         })
-    }
-}
-
-/// Replaces a default setting by the planned value.
-fn take<T: PartialEq + Debug>(
-    name: &'static str,
-    setting: &mut T,
-    default: &T,
-    planned: T,
-) -> Result<(), TrainError> {
-    if setting != default && *setting != planned {
-        return Err(contradiction(name, setting, &planned));
-    }
-    *setting = planned;
-    Ok(())
-}
-
-fn contradiction(name: &'static str, got: &dyn Debug, planned: &dyn Debug) -> TrainError {
-    TrainError::Setting {
-        setting: name,
-        expected: format!("{planned:?}, as the plan has it"),
-        got: format!("{got:?}"),
-        hint: Some("leave it to the plan, or make another plan".to_string()),
     }
 }

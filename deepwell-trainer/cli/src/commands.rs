@@ -12,12 +12,14 @@ use deepwell_precision::Fallback;
 use deepwell_trainer::console::Console;
 use deepwell_trainer::parity::ablation::{self, AblateBy, AblationOptions};
 use deepwell_trainer::parity::{GAP_TOLERANCE_REL, ParityOptions, ParityReport, reference};
-use deepwell_trainer::plan_file::PlanFile;
+use deepwell_trainer::plan_file::PlanLink;
 use deepwell_trainer::run::{RunOptions, run, run_as, stop_with_parent};
 use deepwell_trainer::{
     Device, Devices, Documents, ExitStatus, Launched, Member, PARITY_EVAL_TOKENS,
-    PARITY_INTERIM_PART, Progress, Settings, Start, TrainError, library_version, supervise,
+    PARITY_INTERIM_PART, Progress, Settings, SettingsLayer, Start, TrainError, library_version,
+    supervise,
 };
+use serde::Serialize;
 
 use crate::degrees::Degrees;
 use crate::output::print_json;
@@ -25,11 +27,12 @@ use crate::output::print_json;
 /// Default number of pairs of runs of `deepwell parity`.
 const SEEDS: u64 = 4;
 
-/// Arguments of `deepwell train`. What is given here takes the place of what the run file says.
-#[derive(Args, Clone, Debug, Default)]
+/// Arguments of `deepwell train`. Serialized, they are settings of a run file.
+#[derive(Args, Clone, Debug, Default, Serialize)]
 pub(crate) struct TrainArgs {
     /// Run file in TOML; flags take precedence over its settings
     #[arg(long, value_name = "FILE")]
+    #[serde(skip)]
     pub(crate) run_file: Option<PathBuf>,
     /// Plan file from `deepwell plan MODEL --json`; sets model, device, ranks, batch and precision,
     /// and contradicting settings are an error
@@ -110,13 +113,16 @@ pub(crate) struct TrainArgs {
     pub(crate) warmup_steps: Option<u64>,
     /// Coefficient of the load-balancing loss of each router [default: 0]
     #[arg(long, value_name = "COEFFICIENT")]
+    #[serde(skip)]
     pub(crate) router_balance: Option<f64>,
     /// Coefficient of the z-loss of each router [default: 0]
     #[arg(long, value_name = "COEFFICIENT")]
+    #[serde(skip)]
     pub(crate) router_z: Option<f64>,
     /// Expert capacity as a multiple of an even share; excess tokens are dropped [default:
     /// unlimited]
     #[arg(long, value_name = "FACTOR")]
+    #[serde(skip)]
     pub(crate) capacity_factor: Option<f64>,
     /// Seed of initial weights and data order [default: 0]
     #[arg(long)]
@@ -128,16 +134,20 @@ pub(crate) struct TrainArgs {
     /// Ranks of the run: `cpu:N` or `emulated:ARCH:N` for N ranks in this process, or consecutive
     /// GPUs such as `cuda:0,cuda:1`, with a process per GPU
     #[arg(long, conflicts_with = "device")]
+    #[serde(skip)]
     pub(crate) devices: Option<Devices>,
     /// Run as one rank started by torchrun, mpirun or srun: with `--device cuda` on its own GPU, or
     /// on a CPU in a build with the feature `mpi`
     #[arg(long)]
+    #[serde(skip)]
     pub(crate) launched: bool,
     /// Seconds that a rank waits for another rank before the run fails on all ranks [default: 1800]
     #[arg(long, value_name = "SECONDS")]
+    #[serde(rename = "rank_timeout_s")]
     pub(crate) rank_timeout: Option<u64>,
     /// How those ranks share the model
     #[command(flatten)]
+    #[serde(skip)]
     pub(crate) degrees: Degrees,
     /// Steps between two checkpoints [default: a fifth of the steps]
     #[arg(long, value_name = "STEPS")]
@@ -155,26 +165,33 @@ pub(crate) struct TrainArgs {
     /// Resume from the newest checkpoint in the output folder; the ranks may differ, any other
     /// setting that changes the results is an error
     #[arg(long)]
+    #[serde(skip)]
     pub(crate) resume: bool,
     /// Resume with changed settings; changes are recorded in run.json
     #[arg(long, requires = "resume")]
+    #[serde(skip)]
     pub(crate) accept_changes: bool,
     /// Delete the results of another run in the output folder: metrics, events, checkpoints,
     /// summary
     #[arg(long, conflicts_with = "resume")]
+    #[serde(skip)]
     pub(crate) overwrite: bool,
     /// Profile one more step after the last, call by call: print a table, and write profile.json
     /// and trace.json (Chrome, Perfetto) to the output folder
     #[arg(long)]
+    #[serde(skip)]
     pub(crate) profile: bool,
     /// Print the summary as JSON on stdout
     #[arg(long)]
+    #[serde(skip)]
     pub(crate) json: bool,
     /// Name in front of progress lines
     #[arg(long, hide = true, default_value = "train")]
+    #[serde(skip)]
     pub(crate) label: String,
     /// Stop the run when stdin is closed
     #[arg(long, hide = true)]
+    #[serde(skip)]
     pub(crate) stop_with_parent: bool,
 }
 
@@ -199,99 +216,102 @@ impl TrainArgs {
         })
     }
 
-    /// Returns the settings; a launched rank runs with the launcher's number of ranks.
+    /// Returns the settings: defaults, the plan, the run file and the flags, each over the ones
+    /// before. A launched rank runs with the launcher's number of ranks.
     fn settings(&self, launched: Option<&Launched>) -> Result<Settings, TrainError> {
-        let mut settings = match &self.run_file {
-            Some(path) => Settings::from_file(path)?,
-            None => Settings::default(),
+        let file = match &self.run_file {
+            Some(path) => {
+                let text = std::fs::read_to_string(path).map_err(TrainError::io(path))?;
+                SettingsLayer::of_file(&text, &path.display().to_string())?
+            }
+            None => SettingsLayer::default(),
         };
-        let args = self.clone();
-        settings.plan = args.plan.or(settings.plan);
-        let plan = settings.plan.as_deref().map(PlanFile::read).transpose()?;
-        if let Some(plan) = &plan {
-            plan.apply(&mut settings, &Settings::default())?;
-        }
-        let planned = settings.clone();
-        settings.model = args.model.unwrap_or(settings.model);
-        settings.train_frozen |= args.train_frozen;
-        settings.tokenizer = args.tokenizer.or(settings.tokenizer);
-        settings.text_field = args.text_field.or(settings.text_field);
-        settings.documents = args.documents.unwrap_or(settings.documents);
-        settings.cache_dir = args.cache_dir.unwrap_or(settings.cache_dir);
-        settings.precision = args.precision.unwrap_or(settings.precision);
-        settings.policy = args.policy.or(settings.policy);
-        settings.allow_fallback |= args.allow_fallback;
-        settings.fallback = args.fallback.or(settings.fallback);
-        settings.steps = args.steps.unwrap_or(settings.steps);
-        settings.seq_len = args.seq_len.unwrap_or(settings.seq_len);
-        settings.batch_size = args.batch_size.unwrap_or(settings.batch_size);
-        settings.micro_batch = args.micro_batch.or(settings.micro_batch);
-        settings.recompute = args.recompute.or(settings.recompute);
-        settings.eval_tokens = args.eval_tokens.unwrap_or(settings.eval_tokens);
-        settings.needs_eval_tokens |= args.eval_tokens.is_some();
-        settings.learning_rate = args.learning_rate.or(settings.learning_rate);
-        settings.warmup_steps = args.warmup_steps.or(settings.warmup_steps);
-        settings.seed = args.seed.unwrap_or(settings.seed);
-        let router = &mut settings.router;
-        router.balance = args.router_balance.unwrap_or(router.balance);
-        router.z = args.router_z.unwrap_or(router.z);
-        router.capacity_factor = args.capacity_factor.or(router.capacity_factor);
-        settings.device = args.device.unwrap_or(settings.device);
-        if let Some(Devices { device, ranks }) = args.devices {
-            (settings.device, settings.ranks) = (device, ranks);
-        }
+        let mut given = self.flags()?.over(file);
         if let Some(launched) = launched {
             let world_size = launched.world_size as usize;
-            if settings.ranks > 1 && settings.ranks != world_size {
+            let ranks = Settings::of_layers(given.clone())?.ranks;
+            if ranks > 1 && ranks != world_size {
                 return Err(TrainError::Setting {
                     setting: "devices",
                     expected: format!("the {world_size} ranks that {} started", launched.launcher),
-                    got: settings.ranks.to_string(),
+                    got: ranks.to_string(),
                     hint: Some("`--device cuda` takes as many as there are".to_string()),
                 });
             }
-            settings.ranks = world_size;
+            given.set("ranks", &world_size);
         }
-        settings.rank_timeout_s = args.rank_timeout.unwrap_or(settings.rank_timeout_s);
-        settings.pp_layers = args.degrees.pp_layers.clone().or(settings.pp_layers);
-        let (chunks, schedule) = match (&args.degrees.schedule, args.degrees.vpp) {
-            (None, None) => (settings.chunks, settings.pipeline_schedule),
-            _ => args.degrees.order()?,
-        };
-        let stages = |layers: &Vec<usize>| layers.len() / chunks.max(1);
-        let stages = settings.pp_layers.as_ref().map_or(settings.pipeline, stages);
+        let settings = Settings::of_layers(given)?;
+        self.with_degrees(settings)
+    }
+
+    /// Returns the flags that are settings.
+    fn flags(&self) -> Result<SettingsLayer, TrainError> {
+        let mut flags = SettingsLayer::of_flags(self);
+        if self.eval_tokens.is_some() {
+            flags.set("needs_eval_tokens", &true);
+        }
+        if let Some(Devices { device, ranks }) = &self.devices {
+            flags.set("device", device);
+            flags.set("ranks", ranks);
+        }
+        let router = [
+            ("router.balance", self.router_balance),
+            ("router.z", self.router_z),
+            ("router.capacity_factor", self.capacity_factor),
+        ];
+        let degrees = &self.degrees;
+        for (name, value) in router {
+            if let Some(value) = value {
+                flags.set(name, &value);
+            }
+        }
+        for (name, value) in [
+            ("tensor", degrees.tp),
+            ("context", degrees.cp),
+            ("pipeline", degrees.pp),
+            ("expert", degrees.ep),
+        ] {
+            if let Some(value) = value {
+                flags.set(name, &value);
+            }
+        }
+        if let Some(zero) = degrees.zero {
+            flags.set("zero", &zero);
+        }
+        if let Some(layers) = &degrees.pp_layers {
+            flags.set("pp_layers", layers);
+        }
+        if degrees.schedule.is_some() || degrees.vpp.is_some() {
+            let (chunks, schedule) = degrees.order()?;
+            flags.set("chunks", &chunks);
+            flags.set("pipeline_schedule", &schedule);
+        }
+        Ok(flags)
+    }
+
+    /// Returns checked settings, with the stages that `pp_layers` has.
+    fn with_degrees(&self, settings: Settings) -> Result<Settings, TrainError> {
+        let plan = settings.plan.as_ref().map(PlanLink::file).transpose()?;
+        let stages = |layers: &Vec<usize>| layers.len() / settings.chunks.max(1);
+        let pipeline = self
+            .degrees
+            .pp
+            .unwrap_or_else(|| settings.pp_layers.as_ref().map_or(settings.pipeline, stages));
+        let schedule = settings.pipeline_schedule;
         let degrees = Degrees {
-            dp: args.degrees.dp.or(plan.as_ref().map(|it| it.plan.parallel.batch_ranks())),
-            zero: args.degrees.zero.or(Some(settings.zero)),
-            tp: args.degrees.tp.or(Some(settings.tensor)),
-            cp: args.degrees.cp.or(Some(settings.context)),
-            pp: args.degrees.pp.or(Some(stages)),
-            vpp: Some(chunks),
+            dp: self.degrees.dp.or(plan.map(|it| it.plan.parallel.batch_ranks())),
+            zero: Some(settings.zero),
+            tp: Some(settings.tensor),
+            cp: Some(settings.context),
+            pp: Some(pipeline),
+            vpp: Some(settings.chunks),
             schedule: schedule.defers_weight_gradients().then(|| schedule.to_string()),
             pp_layers: None,
-            ep: args.degrees.ep.or(Some(settings.expert)),
-            gives_way: args.resume && plan.is_none(),
+            ep: Some(settings.expert),
+            gives_way: self.resume && plan.is_none(),
         };
-        let parallel = degrees.of_ranks(settings.ranks)?;
-        settings.zero = parallel.zero;
-        (settings.tensor, settings.pipeline) = (parallel.tensor, parallel.pipeline);
-        settings.context = parallel.context;
-        settings.chunks = parallel.chunks;
-        settings.pipeline_schedule = parallel.schedule;
-        settings.expert = parallel.expert;
-        settings.out = args.out.unwrap_or(settings.out);
-        settings.checkpoint_every = args.checkpoint_every.or(settings.checkpoint_every);
-        settings.async_checkpoints |= args.async_checkpoints;
-        settings.no_checkpoints |= args.no_checkpoints;
-        if !args.data.is_empty() {
-            settings.data = args.data;
-        }
-        if !args.eval_data.is_empty() {
-            settings.eval_data = args.eval_data;
-        }
-        if let Some(plan) = &plan {
-            plan.apply(&mut settings, &planned)?;
-        }
+        degrees.of_ranks(settings.ranks)?;
+        let settings = Settings { pipeline, ..settings };
         match degrees.gives_way && !settings.degrees_fit_ranks() {
             true => settings.check_values()?,
             false => settings.check()?,

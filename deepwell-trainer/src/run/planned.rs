@@ -5,7 +5,6 @@ use std::time::Duration;
 use deepwell_ir::{Graph, mask_documents};
 use deepwell_probe::Hardware;
 
-use crate::plan_file::PlanFile;
 use crate::progress::Progress;
 use crate::run_folder::RunFolder;
 use crate::{
@@ -42,8 +41,8 @@ impl Planned {
     ) -> Result<Planned, TrainError> {
         let graph = model.capture(Some(settings.seq_len))?;
         let graph = with_routers(&graph, &settings.router)?;
-        if let Some(path) = &settings.plan {
-            PlanFile::read(path)?.check_model(&graph)?;
+        if let Some(link) = &settings.plan {
+            link.file()?.check_model(&graph)?;
         }
         let graph = match settings.documents {
             Documents::Joined => graph,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::plan_file::PlanFile;
+use super::layer::SettingsLayer;
 use crate::{Settings, TrainError};
 
 impl Settings {
@@ -11,15 +11,7 @@ impl Settings {
     /// # Errors
     /// The text is no run file, a value is invalid, or a value contradicts the plan.
     pub fn from_toml(text: &str, place: &str) -> Result<Settings, TrainError> {
-        let mut settings: Settings = toml::from_str(text).map_err(|error| TrainError::Setting {
-            setting: "run file",
-            expected: "settings in TOML".to_string(),
-            got: format!("{place}: {error}"),
-            hint: None,
-        })?;
-        if let Some(path) = settings.plan.clone() {
-            PlanFile::read(&path)?.apply(&mut settings, &Settings::default())?;
-        }
+        let settings = Settings::of_layers(SettingsLayer::of_file(text, place)?)?;
         settings.check()?;
         Ok(settings)
     }
@@ -31,5 +23,22 @@ impl Settings {
     pub fn from_file(path: &Path) -> Result<Settings, TrainError> {
         let text = std::fs::read_to_string(path).map_err(TrainError::io(path))?;
         Settings::from_toml(&text, &path.display().to_string())
+    }
+
+    /// Returns the settings of merged layers, with the plan that the layers name. The values are
+    /// not checked yet.
+    ///
+    /// # Errors
+    /// The plan cannot be read, or a value contradicts the plan.
+    pub fn of_layers(given: SettingsLayer) -> Result<Settings, TrainError> {
+        let named = given.settings(None)?;
+        match &named.plan {
+            None => Ok(named),
+            Some(link) => {
+                let settings = given.settings(Some(link.file()?))?;
+                // The file that the link has read stays with the settings.
+                Ok(Settings { plan: named.plan.clone(), ..settings })
+            }
+        }
     }
 }

@@ -3,7 +3,6 @@
 use deepwell_ir::PrecisionPolicy;
 use deepwell_probe::Hardware;
 
-use crate::plan_file::PlanFile;
 use crate::{ModelSource, Settings, TrainError};
 
 impl Settings {
@@ -51,8 +50,8 @@ impl Settings {
 
     /// The policy of plan, policy file or preset.
     fn policy_as_written(&self) -> Result<PrecisionPolicy, TrainError> {
-        if let Some(path) = &self.plan {
-            return Ok(PlanFile::read(path)?.plan.policy);
+        if let Some(link) = &self.plan {
+            return Ok(link.file()?.plan.policy.clone());
         }
         match &self.policy {
             // Before the device is known, the finer blocks represent both.

@@ -263,7 +263,7 @@ fn a_run_keeps_to_its_plan() {
     refused(&["--plan", &plan, "--seq-len", "64"], &["seq_len: expected 32, as the plan", kept]);
     refused(&["--plan", &plan, "--precision", "mxfp8"], &["precision: expected", "got \"mxfp8\""]);
     refused(&["--plan", &plan, "--device", "emulated:sm90"], &["device: expected", kept]);
-    refused(&["--plan", &plan, "--devices", "cpu:4"], &["to be the 4 ranks of `--devices`"]);
+    refused(&["--plan", &plan, "--devices", "cpu:4"], &["ranks: expected 2, as the plan", kept]);
     refused(&["--plan", &plan, "--model", "gpt2-micro"], &["model: expected \"llama-micro\""]);
     let other = plan_of("other.json", &[&["--seq", "32"]]);
     let renamed = fs::read_to_string(&other).unwrap().replace("\"llama-micro\"", "\"gpt2-micro\"");
