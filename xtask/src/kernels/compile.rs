@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use super::flags::{NVCC_FLAGS, PTXAS_FLAGS};
 use super::lines;
 use super::manifest::{Compiled, Cubin, Kernel};
 use super::proofs::{SassProofs, sass_digest};
@@ -14,12 +15,6 @@ use super::resources::parse_ptxas;
 use super::sass::count_instructions;
 use super::toolchain::Toolchain;
 use super::unit::{CUDA_FOLDER, OPS_FOLDER, Source, feed};
-
-/// Flags of nvcc for every kernel.
-pub(crate) const NVCC_FLAGS: [&str; 5] =
-    ["-std=c++17", "-O3", "-ptx", "-lineinfo", "-allow-unsupported-compiler"];
-/// `-v` prints registers; the optimization level is explicit.
-pub(crate) const PTXAS_FLAGS: [&str; 2] = ["-v", "-O3"];
 
 /// The PTX that is compiled to SASS.
 #[derive(Clone, Copy, Debug)]

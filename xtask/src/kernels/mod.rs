@@ -5,10 +5,12 @@
 //! Unchanged content is not compiled again. `manifest.json` contains all records.
 
 pub(crate) mod compile;
+mod flags;
 mod lines;
 pub(crate) mod manifest;
 mod progress;
 mod proofs;
+mod record;
 mod resources;
 mod sass;
 mod sass_rules;
@@ -27,7 +29,8 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::arguments::{Takes, flags, list};
-use compile::{Job, NVCC_FLAGS, PTXAS_FLAGS, Sass};
+use compile::{Job, Sass};
+use flags::{NVCC_FLAGS, PTXAS_FLAGS};
 use manifest::{Compiled, Failed, Manifest, grouped};
 use progress::Progress;
 use proofs::SassProofs;
@@ -210,7 +213,7 @@ pub(crate) fn build(root: &Path, options: &Options) -> Result<Manifest> {
     write_manifest(&out, &whole)?;
     if options.record {
         let jobs = jobs.iter().map(|(job, _)| job);
-        proofs.record(root, jobs, &whole, &out)?;
+        record::record(&proofs, root, jobs, &whole, &out)?;
     }
     print_totals(&result, up_to_date, &below(root, &out).display().to_string(), begun);
     Ok(result)

@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-use super::compile::{Job, PTXAS_FLAGS};
-use super::manifest::Manifest;
+use super::flags::PTXAS_FLAGS;
 use super::unit::feed;
 
 /// The table, relative to the workspace's root.
@@ -23,7 +22,7 @@ const RULES: [&str; 3] =
     [include_str!("sass_rules.rs"), include_str!("sass.rs"), include_str!("resources.rs")];
 
 /// Digests by architecture and source, such as `sm_90a adamw`.
-type Digests = BTreeMap<String, String>;
+pub(super) type Digests = BTreeMap<String, String>;
 
 /// The committed table, and the word that selects a tenth of it.
 #[derive(Debug, Default)]
@@ -49,39 +48,10 @@ impl SassProofs {
     pub(super) fn spares(&self, name: &str, digest: &str) -> bool {
         self.has(name, digest) && !is_drawn(&self.draw, name)
     }
-
-    /// Writes the table anew: entries of `jobs` whose SASS in `manifest` has no fault. An entry
-    /// stays if its SASS was not compiled and its PTX is the same.
-    pub(super) fn record<'a>(
-        &self,
-        root: &Path,
-        jobs: impl Iterator<Item = &'a Job<'a>>,
-        manifest: &Manifest,
-        out: &Path,
-    ) -> Result<()> {
-        let mut digests = Digests::new();
-        for job in jobs {
-            let is_of_job = |stem: &str, architecture: Option<&str>| {
-                stem == job.source.stem && architecture == Some(job.architecture)
-            };
-            let compiled = manifest
-                .compiled
-                .iter()
-                .find(|compiled| is_of_job(&compiled.stem, Some(&compiled.architecture)));
-            let mut failed = manifest.failed.iter();
-            let has_failed = failed.any(|f| is_of_job(&f.stem, f.architecture.as_deref()));
-            let (Some(compiled), false) = (compiled, has_failed) else { continue };
-            let (name, Some(digest)) = (job.name(), job.sass_digest(out)) else { continue };
-            if compiled.cubin.is_some() || self.has(&name, &digest) {
-                digests.insert(name, digest);
-            }
-        }
-        write(root, &digests)
-    }
 }
 
 /// Writes the table.
-fn write(root: &Path, digests: &Digests) -> Result<()> {
+pub(super) fn write(root: &Path, digests: &Digests) -> Result<()> {
     let table = json!({ "digest": digest_of(digests), "sass": digests });
     let path = path(root);
     fs::write(&path, format!("{table:#}\n"))

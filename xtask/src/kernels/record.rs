@@ -1,0 +1,38 @@
+//! Writes the table of SASS without faults.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::compile::Job;
+use super::manifest::Manifest;
+use super::proofs::{Digests, SassProofs, write};
+
+/// Writes the table anew: entries of `jobs` whose SASS in `manifest` has no fault. An entry
+/// stays if its SASS was not compiled and its PTX is the same.
+pub(super) fn record<'a>(
+    proofs: &SassProofs,
+    root: &Path,
+    jobs: impl Iterator<Item = &'a Job<'a>>,
+    manifest: &Manifest,
+    out: &Path,
+) -> Result<()> {
+    let mut digests = Digests::new();
+    for job in jobs {
+        let is_of_job = |stem: &str, architecture: Option<&str>| {
+            stem == job.source.stem && architecture == Some(job.architecture)
+        };
+        let compiled = manifest
+            .compiled
+            .iter()
+            .find(|compiled| is_of_job(&compiled.stem, Some(&compiled.architecture)));
+        let mut failed = manifest.failed.iter();
+        let has_failed = failed.any(|f| is_of_job(&f.stem, f.architecture.as_deref()));
+        let (Some(compiled), false) = (compiled, has_failed) else { continue };
+        let (name, Some(digest)) = (job.name(), job.sass_digest(out)) else { continue };
+        if compiled.cubin.is_some() || proofs.has(&name, &digest) {
+            digests.insert(name, digest);
+        }
+    }
+    write(root, &digests)
+}
