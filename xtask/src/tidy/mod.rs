@@ -2,6 +2,7 @@
 //!
 //! Each message says what to do instead. `cargo test -p xtask` checks the rules, too.
 
+mod circles;
 mod cuda;
 mod docs;
 mod environment;
@@ -74,6 +75,8 @@ fn check(root: &Path) -> Result<Vec<Violation>> {
     let texts = texts::texts(root)?;
     violations.extend(texts::check(root, &texts)?);
     violations.extend(LongFunctions::measure(&texts).check(root)?);
+    let sources = texts.iter().filter(|(path, _)| path.ends_with(".rs"));
+    violations.extend(circles::check(sources.map(|(path, text)| (path.as_str(), text.as_str()))));
     violations.sort();
     Ok(violations)
 }
