@@ -3,7 +3,8 @@
     python3 stub_cuda.py FOLDER_OF_TORCH
 
 PyPI has PyTorch for Linux on x86-64 with CUDA only, and its libraries take 3 GB. Tests on the CPU
-call none of them, but the loader wants them. Each function of a stand-in returns 100, "no device".
+call none of them, but the loader wants them. Each function of a stand-in returns 100, "no device",
+or this text where PyTorch asks for the text of an error.
 Needs `cc`, `nm` and `readelf`.
 """
 
@@ -34,12 +35,17 @@ def versions(library: Path) -> dict[str, str]:
     return found
 
 
+def function(symbol: str) -> str:
+    """C source of a stand-in."""
+    if symbol.startswith("cuGetError"):
+        return f'int {symbol}(int error, const char **text) {{ *text = "no device"; return 0; }}'
+    if symbol.endswith(("ErrorString", "ErrorName")):
+        return f'const char *{symbol}(void) {{ return "no device"; }}'
+    return f"int {symbol}(void) {{ return {NO_DEVICE}; }}"
+
+
 def stub(folder: Path, name: str, symbols: dict[str, set[str]]) -> None:
-    lines = [
-        f"int {symbol}(void) {{ return {NO_DEVICE}; }}"
-        for of_version in symbols.values()
-        for symbol in of_version
-    ]
+    lines = [function(symbol) for of_version in symbols.values() for symbol in of_version]
     nodes = [f"{version} {{ global: *; }};" for version in symbols]
     with tempfile.TemporaryDirectory() as scratch:
         source, script = Path(scratch, "stub.c"), Path(scratch, "stub.map")

@@ -191,6 +191,11 @@ def report(model: nn.Module) -> Report:
     return _REPORTS[model]
 
 
+def _first(output):
+    """The tensor of a module's output: attention also returns its weights, or None."""
+    return output[0] if isinstance(output, tuple) else output
+
+
 def compare(model: nn.Module, *args, **kwargs) -> dict[str, float]:
     """Runs a batch through an optimized model, and each swapped module also in its original class
     on the same input. Returns the difference of each as a share of its largest output."""
@@ -200,7 +205,7 @@ def compare(model: nn.Module, *args, **kwargs) -> dict[str, float]:
     def watch(name):
         def hook(module, inputs, named_inputs, got):
             expected = module._deepwell_class.forward(module, *inputs, **named_inputs)
-            errors[name] = swaps.difference(got, expected)
+            errors[name] = swaps.difference(_first(got), _first(expected))
 
         return hook
 

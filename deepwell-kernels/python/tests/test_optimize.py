@@ -251,7 +251,8 @@ def test_a_norm_with_another_formula_is_left_alone():
 def test_compare_measures_each_module():
     net = optimized("llama", torch.bfloat16)
     errors = deepwell.compare(net, batch())
-    assert len(errors) == 7 and max(errors.values()) <= swaps.TOLERANCE[torch.bfloat16]
+    # Two layers of two norms, attention and MLP, and the last norm.
+    assert len(errors) == 9 and max(errors.values()) <= swaps.TOLERANCE[torch.bfloat16]
     with torch.no_grad():
         net.model.norm.variance_epsilon = 1.0
     assert deepwell.compare(net, batch())["model.norm"] <= swaps.TOLERANCE[torch.bfloat16]
