@@ -69,20 +69,36 @@ __device__ __forceinline__ Fp4Scale fp4_scale(float wanted, const Fp4Constants& 
     return Fp4Scale{code, __uint_as_float(min(__float_as_uint(factor), kFloatMaxBits))};
 }
 
+// A number to which magnitudes are added so that the last bit of the sum is half of their binade:
+// the distance of its elements.
+__device__ __forceinline__ float fp4_magic(float magnitude) {
+    constexpr uint32 kOneBits = 0x3f800000u;  // the smallest normal element
+    const uint32 binade = max(__float_as_uint(magnitude), kOneBits) & 0x7f800000u;
+    return __uint_as_float(binade + (22u << 23));
+}
+
+// The magnitude of a number that is no NaN, at most 6.
+__device__ __forceinline__ float fp4_saturated(float scaled) {
+    constexpr uint32 kMaxBits = 0x40c00000u;  // 6
+    return __uint_as_float(min(__float_as_uint(scaled) & 0x7fffffffu, kMaxBits));
+}
+
 // The magnitude bits of an element's code, rounded to nearest even, saturating at 6; `scaled` is no
 // NaN.
 __device__ __forceinline__ uint32 fp4_nearest(float scaled) {
-    constexpr uint32 kMaxBits = 0x40c00000u;  // 6
-    constexpr uint32 kOneBits = 0x3f800000u;  // the smallest normal element
-    const uint32 magnitude = min(__float_as_uint(scaled) & 0x7fffffffu, kMaxBits);
-    const uint32 binade = max(magnitude, kOneBits) & 0x7f800000u;
-    // The sum's last bit is half of the binade: the distance of its elements.
-    const float sum = __fadd_rn(__uint_as_float(magnitude), __uint_as_float(binade + (22u << 23)));
-    return (__float_as_uint(sum) + (binade >> 22) + 2) & 7;
+    const float magnitude = fp4_saturated(scaled), magic = fp4_magic(magnitude);
+    return (__float_as_uint(__fadd_rn(magnitude, magic)) + (__float_as_uint(magic) >> 22) + 6) & 7;
 }
 
-// The same, away from zero if the fraction of the distance to the next element, in units of 2^-32,
-// exceeds `word`.
+// The value of the same element.
+__device__ __forceinline__ float fp4_nearest_value(float scaled) {
+    const float magnitude = fp4_saturated(scaled), magic = fp4_magic(magnitude);
+    const float value = __fsub_rn(__fadd_rn(magnitude, magic), magic);
+    return __uint_as_float(__float_as_uint(value) | (__float_as_uint(scaled) & 0x80000000u));
+}
+
+// As fp4_nearest, but away from zero if the fraction of the distance to the next element, in units
+// of 2^-32, exceeds `word`.
 __device__ __forceinline__ uint32 fp4_stochastic(float scaled, uint32 word) {
     constexpr uint32 kMaxBits = 0x40c00000u;  // 6
     constexpr uint32 kShift = 22;  // bits of an FP32 fraction beyond those of E2M1
@@ -159,23 +175,46 @@ __device__ __forceinline__ uint32 fp4_largest(const float (&x)[kFp4Block]) {
     return largest;
 }
 
+// x / (6 * bound). Where no step leaves the range of normal numbers, `kMultiplies`, a product with
+// the reciprocal and one correction give the rounded quotient: so it is for all significands of
+// both bounds, tried one by one.
+template <bool kMultiplies>
+__device__ __forceinline__ float fp4_by_largest(float x, uint32 flags) {
+    const float largest = fp4_bound(flags) * 6.0f;
+    if constexpr (kMultiplies) {
+        const float reciprocal = flags & kFp4Bound256 ? 1.0f / 1536.0f : 1.0f / 2688.0f;
+        const float quotient = __fmul_rn(x, reciprocal);
+        return __fmaf_rn(__fmaf_rn(-quotient, largest, x), reciprocal, quotient);
+    } else {
+        return __fdiv_rn(x, largest);
+    }
+}
+
 // Sum of squared errors of a block, in the order of the elements.
+template <bool kMultiplies>
 __device__ __forceinline__ float fp4_error(const float (&x)[kFp4Block], const Fp4Scale& scale,
                                            const Fp4Constants& constants) {
-    const float value = ue4m3_to_f32(scale.code), whole = fp4_bound(constants.flags) * 6.0f;
+    const float value = ue4m3_to_f32(scale.code);
     float sum = 0.0f;
 #pragma unroll
     for (uint32 i = 0; i < kFp4Block; ++i) {
-        const float scaled = __fmul_rn(x[i], scale.factor);
-        const float magnitude = fp4_magnitude(fp4_nearest(scaled));
-        const float element = __uint_as_float(__float_as_uint(magnitude) |
-                                              (__float_as_uint(scaled) & 0x80000000u));
-        const float read =
-            __fdiv_rn(__fmul_rn(__fmul_rn(element, value), constants.amax), whole);
-        const float difference = __fsub_rn(read, x[i]);
+        const float element = fp4_nearest_value(__fmul_rn(x[i], scale.factor));
+        const float product = __fmul_rn(__fmul_rn(element, value), constants.amax);
+        const float difference =
+            __fsub_rn(fp4_by_largest<kMultiplies>(product, constants.flags), x[i]);
         sum = __fadd_rn(sum, __fmul_rn(difference, difference));
     }
     return sum;
+}
+
+// The scale that maps the largest magnitude of a block to 4 or to 6.
+template <bool kMultiplies>
+__device__ __forceinline__ Fp4Scale fp4_four_or_six(const float (&x)[kFp4Block],
+                                                    const Fp4Scale& four, const Fp4Scale& six,
+                                                    const Fp4Constants& constants) {
+    const float of_four = fp4_error<kMultiplies>(x, four, constants);
+    // Ties keep 6, and so does an error that is not a number.
+    return of_four < fp4_error<kMultiplies>(x, six, constants) ? four : six;
 }
 
 // The scale of a block with this largest finite magnitude; `x` is the block, for the selection of 4
@@ -193,6 +232,8 @@ __device__ __forceinline__ Fp4Scale fp4_block_scale(const float (&x)[kFp4Block],
         return six;
     }
     const Fp4Scale four = fp4_scale(__fmul_rn(base, 1.5f), constants);
-    // Ties keep 6, and so does an error that is not a number.
-    return fp4_error(x, four, constants) < fp4_error(x, six, constants) ? four : six;
+    // 2^-60 to 2^60, beside elements times scales of 2^-10 to 2^12.
+    const uint32 above = (__float_as_uint(constants.amax) & 0x7fffffffu) - (67u << 23);
+    return above < 120u << 23 ? fp4_four_or_six<true>(x, four, six, constants)
+                              : fp4_four_or_six<false>(x, four, six, constants);
 }

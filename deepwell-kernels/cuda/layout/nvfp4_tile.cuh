@@ -140,6 +140,28 @@ __device__ __forceinline__ uint2 fp4_codes_of_nan(const float (&x)[kFp4Block], u
     return make_uint2(packed[0], packed[1]);
 }
 
+// Loads a block of the row `outer` of the operand from the tile.
+template <typename E, bool kColumn>
+__device__ __forceinline__ void fp4_load_block(const E* tile, uint32 outer, uint32 block,
+                                               float (&x)[kFp4Block]) {
+    const uint32 first = block * kFp4Block;
+    if constexpr (kColumn || sizeof(E) == 4) {
+#pragma unroll
+        for (uint32 i = 0; i < kFp4Block; ++i) {
+            x[i] = to_f32(kColumn ? tile[(first + i) * kFp4TileRow<E> + outer]
+                                  : tile[outer * kFp4TileRow<E> + first + i]);
+        }
+    } else {
+        const auto* words =
+            reinterpret_cast<const uint32*>(tile + outer * kFp4TileRow<E> + first);
+#pragma unroll
+        for (uint32 i = 0; i < kFp4Block / 2; ++i) {
+            x[2 * i] = low_to_f32(words[i]);
+            x[2 * i + 1] = high_to_f32(words[i]);
+        }
+    }
+}
+
 // Quantizes the rows of the operand from `outer0` on, along K from `first0` on.
 template <typename E, bool kColumn, bool kStochastic>
 __device__ __forceinline__ void fp4_quantize_tile(const E* tile, const Fp4Operand& to,
@@ -152,12 +174,7 @@ __device__ __forceinline__ void fp4_quantize_tile(const E* tile, const Fp4Operan
 #pragma unroll 1
     for (uint32 block = threadIdx.x / kFp4Tile; block < kFp4TileBlocks; block += kAlong) {
         float x[kFp4Block];
-#pragma unroll
-        for (uint32 i = 0; i < kFp4Block; ++i) {
-            const uint32 along = block * kFp4Block + i;
-            x[i] = to_f32(kColumn ? tile[along * kFp4TileRow<E> + outer]
-                                  : tile[outer * kFp4TileRow<E> + along]);
-        }
+        fp4_load_block<E, kColumn>(tile, outer, block, x);
         if (constants.flags & kFp4Hadamard) {
             fp4_hadamard(x, constants.flags);
         }
