@@ -273,7 +273,7 @@ fn nvfp4_is_served_on_hopper_but_not_for_experts() {
     let expected = "CUDA kernels of experts take mxfp8, not nvfp4";
     assert_eq!(served(Role::Expert, &hopper).as_deref(), Some(expected));
     for (architecture, name) in
-        [(Architecture::Sm100a, "sm_100a"), (Architecture::Sm120a, "sm_120a")]
+        [(Architecture::Sm100a, "blackwell-sm100"), (Architecture::Sm120a, "blackwell-sm120")]
     {
         let expected = format!("CUDA kernels for {name} take mxfp8, not nvfp4");
         let target = cuda_target(architecture, 148, &[]);
@@ -310,7 +310,7 @@ fn formats_that_are_not_served_say_why() {
         ),
         (
             QuantFormat::mx(ElementFormat::E2M1),
-            Some("CUDA kernels for sm_100a take mxfp8, not mxfp4"),
+            Some("CUDA kernels for blackwell-sm100 take mxfp8, not mxfp4"),
         ),
     ] {
         let served = CudaCatalog.serves(&format, Role::Linear, &target);
@@ -319,10 +319,11 @@ fn formats_that_are_not_served_say_why() {
         let refused = chosen(&op, &[operand(DType::Bf16, &[128, 128])], &target).err();
         let reasons = refused.map(|error| error.to_string()).unwrap_or_default();
         // A kernel does not say which others there are.
-        let expected_of_kernel = expected.map(|reason| match reason.split_once(" for sm_100a ") {
-            Some((_, reason)) => reason.replacen("take ", "takes ", 1),
-            None => reason.to_string(),
-        });
+        let expected_of_kernel =
+            expected.map(|reason| match reason.split_once(" for blackwell-sm100 ") {
+                Some((_, reason)) => reason.replacen("take ", "takes ", 1),
+                None => reason.to_string(),
+            });
         let reason = expected_of_kernel.unwrap_or_default();
         assert!(reasons.contains(&reason), "{format}: {reasons}");
         assert_eq!(reasons.is_empty(), expected.is_none(), "{format}: {reasons}");

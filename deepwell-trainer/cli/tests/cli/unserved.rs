@@ -11,7 +11,7 @@ fn issue_31_a_policy_of_which_nothing_is_served_is_an_error() {
     let folder = Folder::new();
     let expected = [
         "expected formats that the device computes",
-        "CUDA kernels for sm_100a take mxfp8, not nvfp4",
+        "CUDA kernels for blackwell-sm100 take mxfp8, not nvfp4",
         "hint: `bf16` asks for what would run; `allow_fallback` (`--allow-fallback`)",
     ];
     let nvfp4 = ["--precision", "nvfp4", "--device", "emulated:sm100"];
@@ -25,7 +25,8 @@ fn issue_31_a_policy_of_which_nothing_is_served_is_an_error() {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
     // The last block of two is in MXFP8.
-    let said = "6 tensors in bf16, not nvfp4: CUDA kernels for sm_100a take mxfp8, not nvfp4";
+    let said =
+        "6 tensors in bf16, not nvfp4: CUDA kernels for blackwell-sm100 take mxfp8, not nvfp4";
     assert!(stderr.contains(&format!("warning: {said}")), "{stderr}");
 }
 
