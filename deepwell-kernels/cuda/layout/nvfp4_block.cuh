@@ -12,7 +12,7 @@ constexpr uint32 kFp4Block = 16;  // elements that share a scale
 // Flags of a format.
 constexpr uint32 kFp4Square = 1;         // scales of 16 x 16 elements, not of 16 along K
 constexpr uint32 kFp4Bound256 = 2;       // largest block scale 256, not 448
-constexpr uint32 kFp4Te = 4;             // order of operations on scales: that of Transformer Engine
+constexpr uint32 kFp4Te = 4;             // order of scale arithmetic: that of Transformer Engine
 constexpr uint32 kFp4FourSix = 8;        // selects the scale that maps to 4 or to 6
 constexpr uint32 kFp4Hadamard = 16;      // transforms groups of 16 along K
 constexpr uint32 kFp4SignsShift = 16;    // the upper half: bit i flips the sign of element i

@@ -4,8 +4,8 @@ use super::*;
 
 const MODEL: &str = "llama-micro";
 
-/// `nvfp4` on a GPU without kernels for it trained in BF16 and exited with 0. The last blocks are in
-/// MXFP8, which a GPU serves, and this does not change the answer.
+/// `nvfp4` on a GPU without kernels for it trained in BF16 and exited with 0. The last blocks are
+/// in MXFP8, which a GPU serves, and this does not change the answer.
 #[test]
 fn issue_31_a_policy_of_which_nothing_is_served_is_an_error() {
     let folder = Folder::new();
