@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use deepwell_precision::QuantFormat;
+use deepwell_precision::{QuantFormat, Role};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -198,12 +198,12 @@ pub trait KernelCatalog {
     /// An op is fused if the fused op takes less time than its parts.
     fn predicted_s(&self, request: &KernelRequest<'_>, target: &Target) -> Option<f64>;
 
-    /// Checks that kernels exist to quantize, multiply and dequantize operands of a format. Tensors
-    /// of a format without kernels are computed in BF16.
+    /// Checks that kernels exist to quantize, multiply and dequantize operands of the GEMMs of a
+    /// tensor of this role in a format. Tensors of a format without kernels are computed in BF16.
     ///
     /// # Errors
     /// The reason, for a report.
-    fn serves(&self, _format: &QuantFormat, _target: &Target) -> Result<(), String> {
+    fn serves(&self, _format: &QuantFormat, _role: Role, _target: &Target) -> Result<(), String> {
         Ok(())
     }
 

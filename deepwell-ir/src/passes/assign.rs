@@ -8,12 +8,13 @@ use deepwell_precision::{
 };
 
 use super::TensorPrecision;
+use super::precision::Serves;
 use crate::{DType, GemmKind, Graph, IrError, Node, Op, Phase, Shape, Split, TensorId, TensorKind};
 
 pub(super) fn assign(
     graph: &Graph,
     policy: &PrecisionPolicy,
-    serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
+    serves: &Serves<'_>,
 ) -> Result<(HashMap<TensorId, Assignment>, Vec<TensorPrecision>), IrError> {
     let order = parameters_in_order(graph);
     let uses = uses(graph, &order);
@@ -31,7 +32,7 @@ pub(super) fn assign(
             }
             None => None,
         };
-        asked.push(kept.or_else(|| without_unserved(assignment, serves)));
+        asked.push(kept.or_else(|| without_unserved(assignment, role, serves)));
     }
     let report = uses
         .iter()
@@ -161,10 +162,11 @@ fn keep_without_gemm(reader: &str, assignment: &mut Assignment) -> Option<Format
 /// assignment changed.
 fn without_unserved(
     assignment: &mut Assignment,
-    serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
+    role: Role,
+    serves: &Serves<'_>,
 ) -> Option<Format> {
     let mut operands = assignment.operands.iter().flatten();
-    let why = operands.find_map(|format| serves(format).err())?;
+    let why = operands.find_map(|format| serves(format, role).err())?;
     let reason = format!("{why}; asked for by: {}", assignment.reason);
     let asked = assignment.format;
     *assignment =

@@ -20,7 +20,9 @@ pub use documents::mask_documents;
 pub use fuse::{Predict, fuse};
 pub use keep_layers::{keep_layers, layer_kinds};
 pub use pipeline::{PipelineCut, cut_pipeline};
-pub use precision::{RankSlices, apply_precision, apply_precision_of_rank, apply_served_precision};
+pub use precision::{
+    RankSlices, Serves, apply_precision, apply_precision_of_rank, apply_served_precision,
+};
 pub use recompute::{Recompute, recompute};
 pub use tensor_parallel::{TensorRank, tensor_parallel};
 pub use tensor_precision::TensorPrecision;

@@ -18,7 +18,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use deepwell_precision::{Assignment, ElementRounding, OperandClass, PrecisionPolicy, QuantFormat};
+use deepwell_precision::{
+    Assignment, ElementRounding, OperandClass, PrecisionPolicy, QuantFormat, Role,
+};
 
 use super::assign::{activation_dtype, assign, reads_master, with_routers_in_f32};
 use super::{TensorPrecision, TensorRank};
@@ -45,8 +47,11 @@ pub fn apply_precision(
     graph: &Graph,
     policy: &PrecisionPolicy,
 ) -> Result<(Graph, Vec<TensorPrecision>), IrError> {
-    apply_served_precision(graph, policy, &|_| Ok(()))
+    apply_served_precision(graph, policy, &|_, _| Ok(()))
 }
+
+/// Why a target does not support a format for tensors of a role, if it does not.
+pub type Serves<'a> = dyn Fn(&QuantFormat, Role) -> Result<(), String> + 'a;
 
 /// [`apply_precision`] for a target that may not support every format: `serves` returns the reason.
 /// Tensors of an unsupported format become BF16, with that reason in the report.
@@ -56,7 +61,7 @@ pub fn apply_precision(
 pub fn apply_served_precision(
     graph: &Graph,
     policy: &PrecisionPolicy,
-    serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
+    serves: &Serves<'_>,
 ) -> Result<(Graph, Vec<TensorPrecision>), IrError> {
     apply_precision_of_rank(graph, policy, serves, None)
 }
@@ -77,7 +82,7 @@ pub struct RankSlices<'a> {
 pub fn apply_precision_of_rank(
     graph: &Graph,
     policy: &PrecisionPolicy,
-    serves: &dyn Fn(&QuantFormat) -> Result<(), String>,
+    serves: &Serves<'_>,
     slices: Option<RankSlices<'_>>,
 ) -> Result<(Graph, Vec<TensorPrecision>), IrError> {
     if graph.stage >= Stage::Quantized {

@@ -97,11 +97,11 @@ __device__ __forceinline__ float bias_of(const TileResult<Element>& result, int3
 }
 
 // Stores the calling warp's 16 rows, from (row, column) of the result on; `sums` in the layout of
-// ptx/wgmma.cuh. `staged` has 2 KiB for this warp alone.
+// ptx/wgmma.cuh, to be multiplied by `factor`. `staged` has 2 KiB for this warp alone.
 template <typename Element, int kSums>
 __device__ __forceinline__ void store_wgmma_rows(const TileResult<Element>& result, int32 row,
                                                  int32 column, const float (&sums)[kSums],
-                                                 uint8* staged) {
+                                                 uint8* staged, float factor = 1.0f) {
     constexpr int kSubtileColumns = 128 / sizeof(Element);  // columns
     const uint32 lane = threadIdx.x % 32;
 #pragma unroll
@@ -117,7 +117,8 @@ __device__ __forceinline__ void store_wgmma_rows(const TileResult<Element>& resu
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 stage_pair<Element>(staged, half * 8 + lane / 4, at,
-                                    values[half * 2] + bias[0], values[half * 2 + 1] + bias[1]);
+                                    values[half * 2] * factor + bias[0],
+                                    values[half * 2 + 1] * factor + bias[1]);
             }
         }
         __syncwarp();

@@ -9,8 +9,8 @@ use deepwell_ir::{
     Call, DType, KernelCatalog, KernelRequest, NoKernel, Op, OperandType, Selection, Target,
 };
 
-use deepwell_precision::QuantFormat;
 use deepwell_precision::hadamard::POINTS;
+use deepwell_precision::{QuantFormat, Role};
 
 use super::composed::{COMPOSED, SplitRequest, fused};
 use crate::ops::OPS;
@@ -86,7 +86,7 @@ impl KernelCatalog for CpuCatalog {
         selection::least_s(&candidates(request, target))
     }
 
-    fn serves(&self, format: &QuantFormat, _target: &Target) -> Result<(), String> {
+    fn serves(&self, format: &QuantFormat, _: Role, _: &Target) -> Result<(), String> {
         unserved(format)
     }
 

@@ -7,7 +7,7 @@ use deepwell_ir::{
     Call, KernelCatalog, KernelChoice, KernelRequest, MathUnit, NoKernel, Op, ProcessGroup, Ranks,
     Rejected, Selection, Target,
 };
-use deepwell_precision::{QuantFormat, ScaleFormat, ScaleRule};
+use deepwell_precision::{QuantFormat, Role, ScaleFormat, ScaleRule};
 
 use super::selection::{self, Candidate, Offer};
 use super::targets::others_that_serve;
@@ -22,10 +22,11 @@ use crate::runtime::epilogue::EpilogueSet;
 pub struct CudaCatalog;
 
 /// Kernels that dequantize quantized operands and multiply in BF16.
-const DEQUANTIZING: [&str; 3] = [
+const DEQUANTIZING: [&str; 4] = [
     "cublaslt_dequantized_mx_gemm",
     "cuda_sm90_dequantized_mxfp8_gemm",
     "cuda_sm90_dequantized_grouped_gemm",
+    "cuda_sm90_dequantized_nvfp4_gemm",
 ];
 
 /// All kernels, preferred kernels first within an op.
@@ -75,8 +76,8 @@ impl KernelCatalog for CudaCatalog {
         serving.map(|spec| (spec.predict)(request, target)).min_by(f64::total_cmp)
     }
 
-    fn serves(&self, format: &QuantFormat, _target: &Target) -> Result<(), String> {
-        unserved(format)
+    fn serves(&self, format: &QuantFormat, role: Role, target: &Target) -> Result<(), String> {
+        served(format, role, target)
     }
 
     fn unit_of(&self, kernel: &str, unit: MathUnit) -> MathUnit {
@@ -178,22 +179,44 @@ fn rejection(
 ) -> Option<String> {
     absence(spec, target)
         .or_else(|| (spec.epilogue)(request.op.leading()).reject(request.op))
-        .or_else(|| request.op.formats().iter().find_map(|format| unserved(format).err()))
+        .or_else(|| request.op.formats().iter().find_map(|format| unread(spec, format)))
         .or_else(|| (spec.reject)(request))
 }
 
-/// Why no kernel serves operands of a format.
-fn unserved(format: &QuantFormat) -> Result<(), String> {
-    if !format.is_of_family(&QuantFormat::MXFP8) {
-        let known = QuantFormat::MXFP8.name();
-        return Err(format!("CUDA kernels take {known}, not {}", format.name()));
+/// Why a kernel does not read or write operands of a format.
+fn unread(spec: &CudaKernelSpec, format: &QuantFormat) -> Option<String> {
+    if !format.is_of_family(&spec.family) {
+        return Some(format!("takes {}, not {}", spec.family.name(), format.name()));
     }
-    match format.scale {
+    without_kernel(format.scale)
+}
+
+/// Why no kernel computes scales by a rule.
+fn without_kernel(scale: ScaleFormat) -> Option<String> {
+    match scale {
         // This rule reads the elements of a block again after their maximum magnitude is known.
         ScaleFormat::E8m0(rule @ ScaleRule::MinError) => {
-            Err(format!("CUDA kernels quantize by the scale rules rceil and floor, not {rule}"))
+            Some(format!("CUDA kernels quantize by the scale rules rceil and floor, not {rule}"))
         }
-        _ => Ok(()),
+        _ => None,
+    }
+}
+
+/// Whether kernels serve the GEMMs of a tensor of this role in a format: MXFP8 everywhere, NVFP4
+/// for matrices on Hopper, where the products of NVFP4 are exact in BF16.
+fn served(format: &QuantFormat, role: Role, target: &Target) -> Result<(), String> {
+    let [mxfp8, nvfp4] = [QuantFormat::MXFP8, QuantFormat::NVFP4];
+    if format.is_of_family(&mxfp8) {
+        return without_kernel(format.scale).map_or(Ok(()), Err);
+    }
+    let (known, got) = (mxfp8.name(), format.name());
+    if target.arch != Architecture::Sm90a.target_name() {
+        return Err(format!("CUDA kernels for {} take {known}, not {got}", target.arch));
+    }
+    match (format.is_of_family(&nvfp4), role) {
+        (true, Role::Expert) => Err(format!("CUDA kernels of experts take {known}, not {got}")),
+        (true, _) => Ok(()),
+        (false, _) => Err(format!("CUDA kernels take {known} and {}, not {got}", nvfp4.name())),
     }
 }
 

@@ -37,6 +37,8 @@ mod adamw_quantize;
 mod add;
 #[path = "../../src/ops/add_positions/tests/cuda.rs"]
 mod add_positions;
+#[path = "../../src/ops/amax/tests/cuda.rs"]
+mod amax;
 #[path = "../../src/ops/attention/tests/cuda.rs"]
 mod attention;
 #[path = "../../src/ops/attention/tests/cuda_backward.rs"]
@@ -58,6 +60,8 @@ mod compare;
 mod cublaslt;
 #[path = "../../src/ops/dequantize/tests/cuda.rs"]
 mod dequantize;
+#[path = "../../src/ops/dequantize/tests/cuda_nvfp4.rs"]
+mod dequantize_nvfp4;
 #[path = "../../src/ops/scaled_gemm/tests/dequantized_gemm.rs"]
 mod dequantized_gemm;
 mod device;
@@ -114,6 +118,8 @@ mod proofs;
 mod ptx;
 #[path = "../../src/ops/quantize/tests/cuda.rs"]
 mod quantize;
+#[path = "../../src/ops/quantize/tests/cuda_nvfp4.rs"]
+mod quantize_nvfp4;
 #[path = "../../src/ops/relu/tests/cuda.rs"]
 mod relu;
 #[path = "../../src/ops/rms_norm/tests/cuda.rs"]
@@ -152,6 +158,8 @@ mod sm90_attention_backward_stored;
 mod sm90_bf16_gemm;
 #[path = "../../src/ops/grouped_gemm/tests/sm90_bf16_grouped_gemm.rs"]
 mod sm90_bf16_grouped_gemm;
+#[path = "../../src/ops/scaled_gemm/tests/sm90_dequantized_nvfp4_gemm.rs"]
+mod sm90_dequantized_nvfp4_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm90_mxfp8_gemm.rs"]
 mod sm90_mxfp8_gemm;
 #[path = "../../src/ops/grouped_gemm/tests/sm90_mxfp8_grouped_gemm.rs"]
@@ -160,6 +168,8 @@ mod sm90_mxfp8_grouped_gemm;
 mod split_columns;
 #[path = "../../src/ops/stochastic_round/tests/cuda.rs"]
 mod stochastic_round;
+#[path = "../../src/ops/stochastic_round/tests/cuda_nvfp4.rs"]
+mod stochastic_round_nvfp4;
 #[path = "../../src/ops/swiglu/tests/cuda.rs"]
 mod swiglu;
 mod tcgen05;

@@ -10,7 +10,7 @@ use deepwell_ir::{
     Call, KernelCatalog, KernelChoice, KernelRequest, MathUnit, NoKernel, Op, OperandType, Ranks,
     Selection, Target,
 };
-use deepwell_precision::QuantFormat;
+use deepwell_precision::{QuantFormat, Role};
 
 /// Caches a catalog by op, operands and device. The rank is ignored: an op contains its number of
 /// ranks.
@@ -41,8 +41,8 @@ impl KernelCatalog for KnownKernels {
         self.predictions.get(request, target, || self.catalog.predicted_s(request, target))
     }
 
-    fn serves(&self, format: &QuantFormat, target: &Target) -> Result<(), String> {
-        self.catalog.serves(format, target)
+    fn serves(&self, format: &QuantFormat, role: Role, target: &Target) -> Result<(), String> {
+        self.catalog.serves(format, role, target)
     }
 
     fn unit_of(&self, kernel: &str, unit: MathUnit) -> MathUnit {

@@ -6,6 +6,9 @@
 // An FP32 result may be split along K, out [parts, M, N], each part the sum over an equal number of
 // stages of K, so that a result of few tiles occupies all SMs. sum_parts.cu sums the parts.
 //
+// Operands may be elements times block scales of tensors with a scale each: the sums are multiplied
+// by the product of both tensor scales.
+//
 // Static persistent: a CTA computes tile after tile in an order that keeps operands in the L2
 // cache. Warp specialized, see mma/sm90_bf16_tile.cuh. Out-of-bounds elements of the operands read
 // as zeros. Row strides of operands are multiples of 16 bytes, as tensor copies require, and no
@@ -60,16 +63,28 @@ class Tiles {
     }
 };
 
+// The scales of both tensors, [1] each; null for operands without.
+struct TensorScales {
+    const float* a;
+    const float* b;
+
+    __device__ __forceinline__ float product() const {
+        return a == nullptr ? 1.0f : *a * *b;
+    }
+};
+
 template <typename S, typename Element>
 __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
-                                     const TileResult<Element>& result, int32 k, Parts parts) {
+                                     const TileResult<Element>& result, int32 k, Parts parts,
+                                     TensorScales scales) {
     const Tiles<S> tiles(result.rows, result.columns, k, parts);
     multiply<S>(memory, a, b, tiles,
                 [&](const TileWork& work, uint32 row, const float(&sums)[S::kTileN / 2],
                     uint8* staged) ALWAYS_INLINE {
                     TileResult<Element> part = result;
                     part.data += static_cast<int64>(work.group) * result.rows * result.columns;
-                    store_wgmma_rows(part, work.place.row + row, work.place.column, sums, staged);
+                    store_wgmma_rows(part, work.place.row + row, work.place.column, sums, staged,
+                                     scales.product());
                 });
 }
 
@@ -80,10 +95,11 @@ __device__ __forceinline__ void gemm(const TensorMap& a, const TensorMap& b,
     extern "C" __global__ void __cluster_dims__(down, 1, 1) __launch_bounds__(kThreads, 1)       \
         name(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,           \
              const Element* __restrict__ bias, Element* __restrict__ out, int32 m, int32 n,      \
-             int32 k, uint32 accumulate, int32 parts, int32 part_stages) {                       \
+             int32 k, uint32 accumulate, int32 parts, int32 part_stages,                         \
+             const float* __restrict__ a_scale, const float* __restrict__ b_scale) {             \
         gemm<TileShape<layout, waves, columns, down>>(                                           \
             a, b, TileResult<Element>{out, bias, m, n, accumulate != 0}, k,                      \
-            Parts{parts, part_stages});                                                          \
+            Parts{parts, part_stages}, TensorScales{a_scale, b_scale});                          \
     }
 
 #define GEMMS(tile, waves, columns, down)                                                        \

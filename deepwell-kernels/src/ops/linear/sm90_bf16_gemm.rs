@@ -56,6 +56,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         kind,
         sizes: form.sizes,
         maps,
+        tensor_scales: [DevicePtr(0); 2],
         bias,
         out: call.output(0),
         accumulate: call.accumulate(),

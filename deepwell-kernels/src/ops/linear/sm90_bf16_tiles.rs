@@ -193,6 +193,8 @@ pub(crate) struct Gemm {
     pub(crate) kind: GemmKind,
     pub(crate) sizes: GemmSizes,
     pub(crate) maps: [TensorMap; 2],
+    /// Scales of both tensors, FP32 factors of the sums; null for operands without.
+    pub(crate) tensor_scales: [DevicePtr; 2],
     /// `[n]`, of the result's dtype, or null.
     pub(crate) bias: DevicePtr,
     pub(crate) out: DeviceTensor,
@@ -247,6 +249,8 @@ impl Gemm {
             Argument::U32((self.accumulate && !has_parts).into()),
             Argument::I32(parts as i32),
             Argument::I32(part_stages(sizes.k, parts) as i32),
+            Argument::Pointer(self.tensor_scales[0]),
+            Argument::Pointer(self.tensor_scales[1]),
         ];
         let at_once = shape.clusters_at_once(device.sm_count() as usize);
         let ctas = (shape.clusters(sizes) * parts).min(at_once) * shape.down;

@@ -2,10 +2,13 @@
 
 pub mod cpu;
 mod cuda;
+mod cuda_nvfp4;
 pub(crate) mod nvfp4;
 
 use super::OpKernels;
 use crate::runtime::cpu::CpuKernel;
 
-pub(super) const KERNELS: OpKernels =
-    OpKernels { cpu: &[CpuKernel::new("quantize", cpu::prepare)], cuda: &[cuda::SPECS] };
+pub(super) const KERNELS: OpKernels = OpKernels {
+    cpu: &[CpuKernel::new("quantize", cpu::prepare)],
+    cuda: &[cuda::SPECS, cuda_nvfp4::SPECS],
+};

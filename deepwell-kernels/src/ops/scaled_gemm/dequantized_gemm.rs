@@ -127,6 +127,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         kind: GemmKind::Fprop,
         sizes: GemmSizes { m, n, k: matrices[0].shape[1] },
         maps,
+        tensor_scales: [DevicePtr(0); 2],
         bias: bias_of(call),
         out: out.clone(),
         accumulate: call.accumulate(),

@@ -11,6 +11,7 @@ pub mod nvfp4_oracle;
 mod sm100_mxfp8_gemm;
 mod sm100_mxfp8_gemm_fused;
 mod sm120_mxfp8_gemm;
+mod sm90_dequantized_nvfp4_gemm;
 pub(crate) mod sm90_mxfp8_gemm;
 
 use super::OpKernels;
@@ -36,5 +37,6 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         sm120_mxfp8_gemm::SPECS,
         sm90_mxfp8_gemm::SPECS,
         mxfp8_gemm::SPECS,
+        sm90_dequantized_nvfp4_gemm::SPECS,
     ],
 };

@@ -114,7 +114,11 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
 
 /// Words of a part of the columns of a tensor: index of the first element in the whole operand, and
 /// elements of a row of the whole operand.
-fn words_of_part(part: PartOfColumns, [rows, columns]: [usize; 2], axis: Axis) -> (u64, u64) {
+pub(super) fn words_of_part(
+    part: PartOfColumns,
+    [rows, columns]: [usize; 2],
+    axis: Axis,
+) -> (u64, u64) {
     let (first, whole) = (part.place * columns, part.parts * columns);
     let (first, stride) = match axis {
         Axis::Column => (first * rows, rows),

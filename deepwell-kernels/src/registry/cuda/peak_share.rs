@@ -9,7 +9,8 @@ use crate::runtime::cuda::architecture::Architecture;
 /// the arithmetic unit, the maximum over all shapes:
 ///
 /// - the library's GEMMs: `benchmarks/bench_h200_2026-11-21.md`. Our GEMMs are within 2 % of these,
-///   and so are dequantized GEMMs (`benchmarks/sm90_gemms_2026-11-27.md`);
+///   and so are dequantized GEMMs (`benchmarks/sm90_gemms_2026-11-27.md`); NVFP4's is assumed to
+///   be, as the same GEMM after a shorter dequantization;
 /// - `cuda_sm90_mxfp8_gemm`: `benchmarks/sm90_mxfp8_gemm_2026-11-23.md`;
 /// - grouped GEMMs: `benchmarks/grouped_gemm_2026-11-23.md`;
 /// - attention: `benchmarks/sm90_attention_2026-11-23.md`. The kernels of ring attention have the
@@ -24,6 +25,7 @@ const HOPPER: &[(&str, f64)] = &[
     ("cublaslt_mx_gemm_residual", 0.58),
     ("cublaslt_dequantized_mx_gemm", 0.74),
     ("cuda_sm90_dequantized_mxfp8_gemm", 0.75),
+    ("cuda_sm90_dequantized_nvfp4_gemm", 0.75),
     ("cuda_sm90_mxfp8_gemm", 0.54),
     ("cuda_mxfp8_gemm", 0.09),
     ("cuda_sm90_bf16_grouped_gemm", 0.69),

@@ -6,7 +6,7 @@ use deepwell_ir::ops::{
     Linear, LinearDgrad, Permute, Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
 };
 use deepwell_ir::{DType, GemmKind, GroupId, OperandType};
-use deepwell_precision::{Granularity, QuantFormat};
+use deepwell_precision::{ElementFormat, Granularity, Hadamard16, QuantFormat};
 
 use super::*;
 use crate::SingleCall;
@@ -263,6 +263,39 @@ fn rows_of_whole_groups_have_a_kernel() {
     }
 }
 
+/// What the quantizations of a format are served by, and why experts' tensors are not.
+#[test]
+fn nvfp4_is_served_on_hopper_but_not_for_experts() {
+    let format = QuantFormat::NVFP4;
+    let hopper = cuda_target(Architecture::Sm90a, 132, &[CUBLASLT]);
+    let served = |role, target: &Target| CudaCatalog.serves(&format, role, target).err();
+    assert_eq!(served(Role::Linear, &hopper), None);
+    let expected = "CUDA kernels of experts take mxfp8, not nvfp4";
+    assert_eq!(served(Role::Expert, &hopper).as_deref(), Some(expected));
+    for (architecture, name) in
+        [(Architecture::Sm100a, "blackwell-sm100"), (Architecture::Sm120a, "blackwell-sm120")]
+    {
+        let expected = format!("CUDA kernels for {name} take mxfp8, not nvfp4");
+        let target = cuda_target(architecture, 148, &[]);
+        assert_eq!(served(Role::Linear, &target), Some(expected));
+    }
+    let source = [operand(DType::Bf16, &[128, 128])];
+    let quantize = Op::from(Quantize { format, axis: Axis::Both });
+    assert_eq!(chosen(&quantize, &source, &hopper).unwrap(), "cuda_quantize_nvfp4");
+    // One scale for each group of rows, and a stack of matrices.
+    let grouped = [operand(DType::Bf16, &[128, 128]), operand(DType::I32, &[5])];
+    let reasons = chosen(&quantize, &grouped, &hopper).unwrap_err().to_string();
+    assert!(reasons.contains("takes one tensor scale for all rows"), "{reasons}");
+    let stack = [operand(DType::Bf16, &[4, 128, 128])];
+    let reasons = chosen(&quantize, &stack, &hopper).unwrap_err().to_string();
+    assert!(reasons.contains("takes a matrix, not 3 dimensions"), "{reasons}");
+    let transform = format.with_hadamard(Some(Hadamard16::TRAINING));
+    let quantize = Op::from(Quantize { format: transform, axis: Axis::Column });
+    let short = [operand(DType::Bf16, &[120, 128])];
+    let reasons = chosen(&quantize, &short, &hopper).unwrap_err().to_string();
+    assert!(reasons.contains("a contraction in multiples of 16, not 120"), "{reasons}");
+}
+
 /// A format that no kernel takes is planned as BF16, with this reason.
 #[test]
 fn formats_that_are_not_served_say_why() {
@@ -275,14 +308,24 @@ fn formats_that_are_not_served_say_why() {
             rule(ScaleRule::MinError),
             Some("CUDA kernels quantize by the scale rules rceil and floor, not min_error"),
         ),
-        (QuantFormat::NVFP4, Some("CUDA kernels take mxfp8, not nvfp4")),
+        (
+            QuantFormat::mx(ElementFormat::E2M1),
+            Some("CUDA kernels for blackwell-sm100 take mxfp8, not mxfp4"),
+        ),
     ] {
-        let served = CudaCatalog.serves(&format, &target);
+        let served = CudaCatalog.serves(&format, Role::Linear, &target);
         assert_eq!(served.err().as_deref(), expected, "{format}");
         let op = Op::from(Quantize { format, axis: Axis::Both });
         let refused = chosen(&op, &[operand(DType::Bf16, &[128, 128])], &target).err();
         let reasons = refused.map(|error| error.to_string()).unwrap_or_default();
-        assert!(reasons.contains(expected.unwrap_or_default()), "{format}: {reasons}");
+        // A kernel does not say which others there are.
+        let expected_of_kernel =
+            expected.map(|reason| match reason.split_once(" for blackwell-sm100 ") {
+                Some((_, reason)) => reason.replacen("take ", "takes ", 1),
+                None => reason.to_string(),
+            });
+        let reason = expected_of_kernel.unwrap_or_default();
+        assert!(reasons.contains(&reason), "{format}: {reasons}");
         assert_eq!(reasons.is_empty(), expected.is_none(), "{format}: {reasons}");
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use deepwell_ir::{
     Call, KernelCatalog, KernelChoice, KernelRequest, MathUnit, NoKernel, Selection, Target,
 };
-use deepwell_precision::QuantFormat;
+use deepwell_precision::{QuantFormat, Role};
 use serde::{Deserialize, Serialize};
 
 use super::{LoadedTable, TunedRow, TunedTable};
@@ -60,8 +60,8 @@ impl KernelCatalog for TunedCatalog {
         CudaCatalog.predicted_s(request, target)
     }
 
-    fn serves(&self, format: &QuantFormat, target: &Target) -> Result<(), String> {
-        CudaCatalog.serves(format, target)
+    fn serves(&self, format: &QuantFormat, role: Role, target: &Target) -> Result<(), String> {
+        CudaCatalog.serves(format, role, target)
     }
 
     fn unit_of(&self, kernel: &str, unit: MathUnit) -> MathUnit {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Source files of the kernels with alternatives; library kernels have none.
-const SOURCES: [(&str, &str); 24] = [
+const SOURCES: [(&str, &str); 25] = [
     ("cuda_attention", "attention"),
     ("cuda_attention_backward", "attention_backward"),
     ("cuda_sm90_attention", "sm90_attention"),
@@ -25,6 +25,7 @@ const SOURCES: [(&str, &str); 24] = [
     ("cuda_sm90_bf16_grouped_gemm", "sm90_bf16_grouped_gemm"),
     ("cuda_sm100_mxfp8_grouped_gemm", "sm100_mxfp8_grouped_gemm"),
     ("cuda_sm90_dequantized_mxfp8_gemm", "sm90_bf16_gemm"),
+    ("cuda_sm90_dequantized_nvfp4_gemm", "sm90_bf16_gemm"),
     ("cuda_sm90_dequantized_grouped_gemm", "sm90_bf16_grouped_gemm"),
     ("cuda_linear_cross_entropy", "cross_entropy_gemm"),
     ("cuda_vocab_parallel_head", "cross_entropy_gemm"),
@@ -32,9 +33,11 @@ const SOURCES: [(&str, &str); 24] = [
 
 /// Kernels that launch a GEMM of dequantized operands, and the sources of the kernels launched
 /// before and after the GEMM.
-const DEQUANTIZED: [&str; 2] =
-    ["cuda_sm90_dequantized_mxfp8_gemm", "cuda_sm90_dequantized_grouped_gemm"];
-const BESIDE_DEQUANTIZED: [&str; 2] = ["dequantize_operands", "add_unheld"];
+const DEQUANTIZED: [(&str, &[&str]); 3] = [
+    ("cuda_sm90_dequantized_mxfp8_gemm", &["dequantize_operands", "add_unheld"]),
+    ("cuda_sm90_dequantized_nvfp4_gemm", &["dequantize_nvfp4_operands"]),
+    ("cuda_sm90_dequantized_grouped_gemm", &["dequantize_operands", "add_unheld"]),
+];
 
 /// The name of a kernel's `.cu` file, for kernels with alternatives; `None` for library kernels.
 pub fn source_file(kernel: &str) -> Option<&'static str> {
@@ -61,8 +64,8 @@ impl KernelVersions {
             None => Some(format!("deepwell-kernels {}", env!("CARGO_PKG_VERSION"))),
             Some(file) => {
                 let sources = self.sources.as_ref()?;
-                let is_dequantized = DEQUANTIZED.contains(&kernel);
-                let beside = BESIDE_DEQUANTIZED.iter().filter(|_| is_dequantized);
+                let beside = DEQUANTIZED.iter().find(|(known, _)| *known == kernel);
+                let beside = beside.map_or(&[][..], |(_, files)| files);
                 let files = std::iter::once(&file).chain(beside);
                 let hashes: Option<Vec<&str>> =
                     files.map(|&file| sources.get(file).map(String::as_str)).collect();

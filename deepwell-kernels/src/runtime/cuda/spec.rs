@@ -5,6 +5,7 @@
 //! without the GPU.
 
 use deepwell_ir::{KernelRequest, Op, Target, Tile};
+use deepwell_precision::QuantFormat;
 
 use super::architecture::Architecture;
 use super::prepare::{CallView, Device, Step};
@@ -25,6 +26,8 @@ pub struct CudaKernelSpec {
     pub architectures: &'static [Architecture],
     /// The vendor's library that the kernel calls, as named in [`Target::libraries`].
     pub library: Option<&'static str>,
+    /// A format of the family whose operands the kernel reads or writes, if any are quantized.
+    pub family: QuantFormat,
     /// Why the kernel cannot serve a request for its ops; `None` if it can.
     pub reject: fn(&KernelRequest<'_>) -> Option<String>,
     /// Predicted time of a request that the kernel serves.
@@ -39,7 +42,8 @@ pub struct CudaKernelSpec {
 
 impl CudaKernelSpec {
     /// A kernel for all architectures that calls no library, takes every request for `ops` without
-    /// epilogue, workspace and tiles, and is predicted at its roofline time.
+    /// epilogue, workspace and tiles, with quantized operands in MXFP8, and is predicted at its
+    /// roofline time.
     pub const fn new(
         name: &'static str,
         ops: &'static [&'static str],
@@ -51,6 +55,7 @@ impl CudaKernelSpec {
             epilogue: no_epilogue,
             architectures: &Architecture::ALL,
             library: None,
+            family: QuantFormat::MXFP8,
             reject: takes_all,
             predict: roofline,
             workspace_bytes: no_workspace,
@@ -87,6 +92,11 @@ impl CudaKernelSpec {
     /// Sets the vendor's library that the kernel calls.
     pub const fn library(self, library: &'static str) -> CudaKernelSpec {
         CudaKernelSpec { library: Some(library), ..self }
+    }
+
+    /// Sets the family of quantized operands.
+    pub const fn family(self, family: QuantFormat) -> CudaKernelSpec {
+        CudaKernelSpec { family, ..self }
     }
 
     /// Sets the reasons against requests.

@@ -6,7 +6,7 @@ use deepwell_ir::{
     Graph, KernelCatalog, Mode, Node, Op, Phase, Program, Schedule, Slotted, Target,
     apply_precision_of_rank, expert_row_alignment, verify_program,
 };
-use deepwell_precision::QuantFormat;
+use deepwell_precision::{QuantFormat, Role};
 
 use super::context;
 use super::lowering::Lowering;
@@ -34,7 +34,7 @@ pub fn lower_evaluation(
     catalog: &dyn KernelCatalog,
     target: &Target,
 ) -> Result<Program, PlanError> {
-    let serves = |format: &QuantFormat| catalog.serves(format, target);
+    let serves = |format: &QuantFormat, role: Role| catalog.serves(format, role, target);
     let graph = without_router_losses(graph);
     let align = expert_row_alignment(&graph, &plan.policy)?;
     let (own, splits) = part_of_layers(&graph, plan, align, target)?;

@@ -4,7 +4,7 @@ use deepwell_ir::{
     Graph, KernelCatalog, Mode, Op, Phase, PrecisionPolicy, Program, Schedule, Target, Tensor,
     TensorKind, ValueId, apply_served_precision, verify_program,
 };
-use deepwell_precision::QuantFormat;
+use deepwell_precision::{QuantFormat, Role};
 
 use super::evaluation::{FORWARD, without_router_losses};
 use super::expand_experts;
@@ -81,7 +81,7 @@ fn lower_forward(
         recompute: None,
     };
     let plan = base_plan(graph, &request, target);
-    let serves = |format: &QuantFormat| catalog.serves(format, target);
+    let serves = |format: &QuantFormat, role: Role| catalog.serves(format, role, target);
     let expanded = without_router_losses(&expand_experts(graph, policy)?);
     let (quantized, precision) = apply_served_precision(&expanded, policy, &serves)?;
     let mut graph = fuse_for(&quantized, &plan, catalog, target)?;

@@ -14,7 +14,7 @@ use deepwell_ir::{
     TensorPrecision, apply_precision_of_rank, defer_weight_gradients, differentiate,
     expert_row_alignment, recompute, verify_program,
 };
-use deepwell_precision::QuantFormat;
+use deepwell_precision::{QuantFormat, Role};
 
 use super::builder::ProgramBuilder;
 use super::context;
@@ -118,7 +118,7 @@ impl<'a> SharedGraph<'a> {
         catalog: &dyn KernelCatalog,
         target: &Target,
     ) -> Result<SharedGraph<'a>, PlanError> {
-        let serves = |format: &QuantFormat| catalog.serves(format, target);
+        let serves = |format: &QuantFormat, role: Role| catalog.serves(format, role, target);
         let slices = slices(&differentiated.splits, target);
         let (quantized, precision) =
             apply_precision_of_rank(&differentiated.graph, &plan.policy, &serves, slices)?;

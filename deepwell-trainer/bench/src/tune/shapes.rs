@@ -6,7 +6,7 @@ use std::slice::from_ref;
 use std::str::FromStr;
 
 use deepwell_ir::ops::{self, Axis};
-use deepwell_ir::{DType, GemmKind, KernelCatalog, PrecisionPolicy, Target};
+use deepwell_ir::{DType, GemmKind, KernelCatalog, PrecisionPolicy, Role, Target};
 use deepwell_kernels::SingleCall;
 use deepwell_kernels::cuda::CudaCatalog;
 use deepwell_probe::Hardware;
@@ -110,7 +110,10 @@ pub fn calls_of(
             let policy = PrecisionPolicy::preset(precision)?;
             let formats = [policy.activation_format(), policy.weight_format()];
             let is_quantized = policy.format().quantized().is_some();
-            let unserved = || formats.iter().find_map(|it| CudaCatalog.serves(it, target).err());
+            let unserved = || {
+                let serves = |it| CudaCatalog.serves(it, Role::Linear, target);
+                formats.iter().find_map(|it| serves(it).err())
+            };
             if let Some(reason) = unserved().filter(|_| is_quantized) {
                 return Err(TrainError::Setting {
                     setting: "precision",

@@ -4,17 +4,17 @@ use super::*;
 
 const MODEL: &str = "llama-micro";
 
-/// `nvfp4` on a GPU trained in BF16 and exited with 0. The last blocks are in MXFP8, which a GPU
-/// serves, and this does not change the answer.
+/// `nvfp4` on a GPU without kernels for it trained in BF16 and exited with 0. The last blocks are
+/// in MXFP8, which a GPU serves, and this does not change the answer.
 #[test]
 fn issue_31_a_policy_of_which_nothing_is_served_is_an_error() {
     let folder = Folder::new();
     let expected = [
         "expected formats that the device computes",
-        "CUDA kernels take mxfp8, not nvfp4",
+        "CUDA kernels for blackwell-sm100 take mxfp8, not nvfp4",
         "hint: `bf16` asks for what would run; `allow_fallback` (`--allow-fallback`)",
     ];
-    let nvfp4 = ["--precision", "nvfp4", "--device", "emulated:sm90"];
+    let nvfp4 = ["--precision", "nvfp4", "--device", "emulated:sm100"];
     let train = folder.training(MODEL, "1");
     let train: Vec<&str> = train.iter().map(String::as_str).collect();
     check_error(&[&train[..], &nvfp4].concat(), 2, &expected);
@@ -25,7 +25,8 @@ fn issue_31_a_policy_of_which_nothing_is_served_is_an_error() {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
     // The last block of two is in MXFP8.
-    let said = "6 tensors in bf16, not nvfp4: CUDA kernels take mxfp8, not nvfp4";
+    let said =
+        "6 tensors in bf16, not nvfp4: CUDA kernels for blackwell-sm100 take mxfp8, not nvfp4";
     assert!(stderr.contains(&format!("warning: {said}")), "{stderr}");
 }
 
@@ -38,11 +39,24 @@ fn issue_31_a_policy_of_which_a_part_is_served_is_told() {
         "precision = \"mxfp8\"\nkeep_first_last_bf16 = false\n[[rule]]\ntensors = \"*.up_proj.*\"\n\
          format = \"nvfp4\"\n",
     );
-    let args = ["dryrun", MODEL, "--device", "emulated:sm90", "--policy", &policy];
+    let args = ["dryrun", MODEL, "--device", "emulated:sm100", "--policy", &policy];
     let output = deepwell(&args);
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
     assert!(stderr.contains("warning: 2 tensors in bf16, not nvfp4: "), "{stderr}");
+}
+
+/// Hopper has kernels for NVFP4, but not for experts, whose tensors are counted.
+#[test]
+fn nvfp4_on_hopper_is_served_for_all_but_experts() {
+    let nvfp4 = ["--precision", "nvfp4", "--device", "emulated:sm90"];
+    for (model, expected) in [(MODEL, None), ("moe-micro", Some("CUDA kernels of experts"))] {
+        let output = deepwell(&[&["dryrun", model], &nvfp4[..]].concat());
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        assert_eq!(stderr.contains(" in bf16, not nvfp4: "), expected.is_some(), "{stderr}");
+        assert!(stderr.contains(expected.unwrap_or_default()), "{stderr}");
+    }
 }
 
 /// On Hopper the default is a precision that its FP8 units compute, as in training.

@@ -4,6 +4,7 @@ pub(crate) mod fused_gemm;
 pub(crate) mod gemm;
 pub(crate) mod mx;
 pub(crate) mod norm_quantize;
+pub(crate) mod nvfp4;
 pub(crate) mod row_lanes;
 pub(crate) mod row_quantize;
 pub(crate) mod rows;
