@@ -21,13 +21,30 @@ __device__ __forceinline__ uint64 tcgen05_swizzled_matrix(uint32 address) {
 }
 
 // An MN-major matrix of two-byte elements: boxes of 64 rows (128 bytes, swizzled as above) and 64
-// along K, stored contiguously; 1024-byte aligned. To start d further along K, in multiples of
-// eight, add 128 d to `address`.
+// along K (or `box_bytes` / 128), stored contiguously; 1024-byte aligned. To start d further along
+// K, in multiples of eight, add 128 d to `address`.
 constexpr uint32 kTransposedBoxBytes = 64 * 128;
 
-__device__ __forceinline__ uint64 tcgen05_transposed_matrix(uint32 address) {
-    return tcgen05_matrix(address, kTransposedBoxBytes, 1024, 2);
+__device__ __forceinline__ uint64 tcgen05_transposed_matrix(
+    uint32 address, uint32 box_bytes = kTransposedBoxBytes) {
+    return tcgen05_matrix(address, box_bytes, 1024, 2);
 }
+
+// Descriptors of matrices at multiples of 16 bytes from a first one: one addition each.
+struct Tcgen05Matrices {
+    uint32 low;
+    uint32 high;
+
+    __device__ __forceinline__ explicit Tcgen05Matrices(uint64 first)
+        : low(static_cast<uint32>(first)), high(static_cast<uint32>(first >> 32)) {}
+
+    // The matrix `bytes` further, within the 256 KiB of addresses.
+    __device__ __forceinline__ uint64 at(uint32 bytes) const {
+        uint64 matrix;
+        asm("mov.b64 %0, {%1, %2};" : "=l"(matrix) : "r"(low + (bytes >> 4)), "r"(high));
+        return matrix;
+    }
+};
 
 // The scales of 128 rows and 128 elements along K: 32 rows of 16 contiguous bytes; row r has four
 // scales each of rows r, 32 + r, 64 + r and 96 + r.

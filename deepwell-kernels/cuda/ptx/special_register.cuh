@@ -10,3 +10,10 @@ __device__ __forceinline__ uint32 block_index_again() {
     asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(index));
     return index;
 }
+
+// threadIdx.x, read at the call.
+__device__ __forceinline__ uint32 thread_index_again() {
+    uint32 index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index;
+}

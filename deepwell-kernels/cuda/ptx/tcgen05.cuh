@@ -73,6 +73,23 @@ __device__ __forceinline__ void tcgen05_multiply_f16(uint32 target, uint64 a, ui
         : "memory")
 }
 
+// target (+)= a b^T over 16 elements of 16 bits along K, by one CTA. `a` is in tensor memory: a row
+// in each of 128 lanes, two elements in each of eight columns.
+__device__ __forceinline__ void tcgen05_multiply_f16_from_tensor(uint32 target, uint32 a, uint64 b,
+                                                                 uint32 instruction,
+                                                                 bool accumulate) {
+    const uint32 add = accumulate;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %4, 0;\n"
+        "tcgen05.mma.cta_group::1.kind::f16 [%0], [%1], %2, %3, p;\n"
+        "}"
+        :
+        : "r"(target), "r"(a), "l"(b), "r"(instruction), "r"(add)
+        : "memory");
+}
+
 // Arrives at `barrier` when all earlier tcgen05 operations of this thread have completed.
 __device__ __forceinline__ void tcgen05_commit(uint64* barrier) {
     asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];"
@@ -113,6 +130,43 @@ __device__ __forceinline__ void tcgen05_load_32_columns(uint32 (&values)[32], ui
 
 __device__ __forceinline__ void tcgen05_wait_load() {
     asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
+}
+
+// Stores 16 columns of the calling warp's 32 lanes, one lane per thread; complete after
+// tcgen05_wait_store.
+__device__ __forceinline__ void tcgen05_store_16_columns(uint32 address,
+                                                         const uint32 (&values)[16]) {
+    asm volatile(
+        "tcgen05.st.sync.aligned.32x32b.x16.b32 [%0], "
+        "{%1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16};"
+        :
+        : "r"(address), "r"(values[0]), "r"(values[1]), "r"(values[2]), "r"(values[3]),
+          "r"(values[4]), "r"(values[5]), "r"(values[6]), "r"(values[7]), "r"(values[8]),
+          "r"(values[9]), "r"(values[10]), "r"(values[11]), "r"(values[12]), "r"(values[13]),
+          "r"(values[14]), "r"(values[15])
+        : "memory");
+}
+
+// The same for 32 columns.
+__device__ __forceinline__ void tcgen05_store_32_columns(uint32 address,
+                                                         const uint32 (&values)[32]) {
+    asm volatile(
+        "tcgen05.st.sync.aligned.32x32b.x32.b32 [%0], "
+        "{%1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
+        "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32};"
+        :
+        : "r"(address), "r"(values[0]), "r"(values[1]), "r"(values[2]), "r"(values[3]),
+          "r"(values[4]), "r"(values[5]), "r"(values[6]), "r"(values[7]), "r"(values[8]),
+          "r"(values[9]), "r"(values[10]), "r"(values[11]), "r"(values[12]), "r"(values[13]),
+          "r"(values[14]), "r"(values[15]), "r"(values[16]), "r"(values[17]), "r"(values[18]),
+          "r"(values[19]), "r"(values[20]), "r"(values[21]), "r"(values[22]), "r"(values[23]),
+          "r"(values[24]), "r"(values[25]), "r"(values[26]), "r"(values[27]), "r"(values[28]),
+          "r"(values[29]), "r"(values[30]), "r"(values[31])
+        : "memory");
+}
+
+__device__ __forceinline__ void tcgen05_wait_store() {
+    asm volatile("tcgen05.wait::st.sync.aligned;" ::: "memory");
 }
 
 // Orders earlier tcgen05 operations of this thread before operations of threads after a barrier.

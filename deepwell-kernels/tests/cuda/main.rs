@@ -138,6 +138,8 @@ mod router_logits;
 mod router_loss;
 #[path = "../../src/ops/selection_bias/tests/cuda.rs"]
 mod selection_bias;
+#[path = "../../src/ops/attention/tests/sm100_attention.rs"]
+mod sm100_attention;
 #[path = "../../src/ops/linear/tests/sm100_bf16_gemm.rs"]
 mod sm100_bf16_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm100_mxfp8_gemm.rs"]

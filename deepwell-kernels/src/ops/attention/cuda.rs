@@ -210,9 +210,19 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 /// sequences of 1024 and more (`benchmarks/sm90_attention_2026-11-23.md`).
 const HOPPER_SHARE: f64 = 0.33;
 
+/// Share of a B200's BF16 peak, for comparison with the tcgen05 kernel: 320 to 390 TFLOP/s of 2250
+/// are published for attention by `mma.sync` (FlashAttention 2, flashinfer-ai/flashinfer#5133).
+const BLACKWELL_SHARE: f64 = 0.16;
+
 pub(super) fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
-    if target.arch == Architecture::Sm90a.target_name() {
+    let is_any_of = |all: &[Architecture]| {
+        all.iter().any(|architecture| target.arch == architecture.target_name())
+    };
+    if is_any_of(&[Architecture::Sm90a]) {
         return Rates::of(target).roofline_s(request, HOPPER_SHARE);
+    }
+    if is_any_of(&[Architecture::Sm100a, Architecture::Sm103a]) {
+        return Rates::of(target).roofline_s(request, BLACKWELL_SHARE);
     }
     roofline(request, target)
 }

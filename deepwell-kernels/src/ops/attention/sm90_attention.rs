@@ -2,16 +2,10 @@
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::cuda::{
-    Sizes, UNIT, documents_argument, reject_sizes, reject_values, scale_log2, sinks_argument,
-    window_argument,
-};
+use super::cuda::{UNIT, reject_sizes, reject_values};
+use super::tensor_map_launch::{BOX_ELEMENTS, MapKernel, launch};
 use crate::KernelError;
 use crate::runtime::cuda::architecture::Architecture;
-use crate::runtime::cuda::device_tensor::DeviceTensor;
-use crate::runtime::cuda::driver::{
-    Argument, Launch, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
-};
 use crate::runtime::cuda::launch::support::all_bf16;
 use crate::runtime::cuda::prepare::{CallView, Device, Step};
 use crate::runtime::cuda::spec::CudaKernelSpec;
@@ -23,12 +17,8 @@ const WARPGROUP: usize = 128;
 const WAVE_QUERIES: usize = 64;
 /// Blocks of keys that fit into shared memory, and blocks of values.
 const STAGES: usize = 2;
-/// Elements of a box of a head: the width of the swizzle.
-const BOX_ELEMENTS: usize = 64;
 /// Shared memory for barriers and alignment.
 const SHARED_BESIDE_TILES: usize = 1024 + 256;
-/// Counters: tiles taken, CTAs done.
-const COUNTERS: usize = 2;
 
 pub(crate) const SPECS: &[CudaKernelSpec] =
     &[CudaKernelSpec::new("cuda_sm90_attention", &["attention"], prepare)
@@ -105,81 +95,22 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
     Rates::of(target).roofline_s(request, SHARE)
 }
 
-/// Boxes of `rows` tokens and 64 elements of one of `heads` heads: `[batch, seq, heads, D]`.
-/// Elements beyond a head or a sequence are filled with zeros, not with the neighbour's.
-pub(crate) fn head_boxes(
-    tensor: &DeviceTensor,
-    sizes: &Sizes,
-    heads: usize,
-    rows: usize,
-) -> TensorMapSpec {
-    let batch = sizes.batch_heads / sizes.heads;
-    let head_bytes = (sizes.head_dim * 2) as u64;
-    let token_bytes = head_bytes * heads as u64;
-    TensorMapSpec {
-        base: tensor.pointer,
-        element: TensorMapElement::Bf16,
-        sizes: [sizes.head_dim, heads, sizes.seq, batch].map(|size| size as u64).to_vec(),
-        strides_bytes: vec![head_bytes, token_bytes, token_bytes * sizes.seq as u64],
-        box_sizes: vec![BOX_ELEMENTS as u32, 1, rows as u32, 1],
-        swizzle: TensorMapSwizzle::Bytes128,
-    }
-}
-
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let Op::Attention(op) = &call.call.op else {
         return Err(call.refuse("expected `attention`"));
     };
-    let [q, k, v] = [0, 1, 2].map(|index| call.input(index));
-    let (out, lse): (DeviceTensor, DeviceTensor) = (call.output(0), call.output(1));
-    let sizes = Sizes::new(&op.heads, &lse.shape);
-    if lse.elements() == 0 {
-        return Ok(Vec::new());
-    }
-    let Some(shape) = Shape::of(sizes.head_dim) else {
-        return Err(call.refuse(format!("expected no heads of {}", sizes.head_dim)));
+    let Some(shape) = Shape::of(op.heads.head_dim) else {
+        return Err(call.refuse(format!("expected no heads of {}", op.heads.head_dim)));
     };
-    let is_extended = op.heads.extension().is_some();
-    let ends = if is_extended { "_extended" } else { "" };
-    let name = format!("sm90_attention_d{}{ends}", shape.head_dim);
-    let function = device.function("sm90_attention", &name, shape.shared_bytes())?;
-    let mut arguments = Vec::with_capacity(16);
-    for (tensor, heads, rows) in [
-        (&q, sizes.heads, shape.queries()),
-        (&k, sizes.kv_heads, shape.block_keys),
-        (&v, sizes.kv_heads, shape.block_keys),
-        (&out, sizes.heads, WAVE_QUERIES),
-    ] {
-        let boxes = head_boxes(tensor, &sizes, heads, rows);
-        arguments.push(Argument::TensorMap(device.tensor_map(&boxes)?));
-    }
-    // Sections of whole groups, whose heads share keys and values.
-    let l2_bytes = device.driver.properties().l2_bytes;
-    let section = sizes.section(sizes.key_heads(), 2, l2_bytes) * (sizes.heads / sizes.kv_heads);
-    arguments.push(lse.argument());
-    arguments.push(Argument::Pointer(device.arrival_counters(COUNTERS)?));
-    arguments.extend(
-        [sizes.seq, sizes.heads, sizes.kv_heads, sizes.batch_heads, section]
-            .map(|size| Argument::U32(size as u32)),
-    );
-    arguments.push(Argument::U32(op.heads.causal.into()));
-    arguments.push(Argument::F32(scale_log2(&op.heads)));
-    if is_extended {
-        arguments.push(window_argument(&op.heads, sizes.seq));
-        arguments.push(sinks_argument(call, &op.heads));
-        arguments.push(documents_argument(call, &op.heads, 3));
-    }
-    let tiles = sizes.seq.div_ceil(shape.queries()) * sizes.batch_heads;
-    Ok(vec![Step::Launch(Launch {
-        function,
-        // Persistent CTAs loop over tiles.
-        grid: [tiles.min(device.sm_count() as usize) as u32, 1, 1],
-        block: [shape.threads(), 1, 1],
-        cluster: [1, 1, 1],
+    let kernel = MapKernel {
+        file: "sm90_attention",
+        head_dim: shape.head_dim,
+        tile_queries: shape.queries(),
+        rows: [shape.queries(), shape.block_keys, WAVE_QUERIES],
+        threads: shape.threads(),
         shared_bytes: shape.shared_bytes(),
-        programmatic: false,
-        arguments,
-    })])
+    };
+    launch(call, device, &op.heads, &kernel)
 }
 
 #[cfg(test)]
@@ -189,7 +120,6 @@ mod tests {
 
     use super::*;
     use crate::cuda::{CudaCatalog, cuda_target};
-    use crate::runtime::cuda::driver::DevicePtr;
 
     #[test]
     fn tiles_fit_and_names_are_those_of_the_source() {
@@ -228,7 +158,8 @@ mod tests {
         let of = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
         for (architecture, expected) in [
             (Architecture::Sm90a, "cuda_sm90_attention"),
-            (Architecture::Sm100a, "cuda_attention"),
+            (Architecture::Sm100a, "cuda_sm100_attention"),
+            (Architecture::Sm103a, "cuda_sm100_attention"),
             (Architecture::Sm120a, "cuda_attention"),
         ] {
             for (batch, seq) in [(2, 512), (8, 2048)] {
@@ -242,16 +173,5 @@ mod tests {
                 assert_eq!(chosen, expected, "{batch} {seq} {architecture:?}");
             }
         }
-    }
-
-    #[test]
-    fn boxes_end_where_heads_and_sequences_do() {
-        let tensor =
-            DeviceTensor { pointer: DevicePtr(256), dtype: DType::Bf16, shape: vec![30, 192] };
-        let sizes = Sizes { seq: 10, heads: 4, kv_heads: 2, batch_heads: 12, head_dim: 96 };
-        let boxes = head_boxes(&tensor, &sizes, 2, 128);
-        assert_eq!(boxes.sizes, [96, 2, 10, 3]);
-        assert_eq!(boxes.strides_bytes, [192, 384, 3840]);
-        assert_eq!(boxes.box_sizes, [64, 1, 128, 1]);
     }
 }

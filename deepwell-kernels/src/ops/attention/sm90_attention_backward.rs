@@ -7,7 +7,7 @@ use super::cuda::{
 };
 use super::cuda_backward::sink_gradients;
 use super::operand::backward;
-use super::sm90_attention::head_boxes;
+use super::tensor_map_launch::head_boxes;
 use crate::KernelError;
 use crate::runtime::cuda::architecture::Architecture;
 use crate::runtime::cuda::device_tensor::DeviceTensor;

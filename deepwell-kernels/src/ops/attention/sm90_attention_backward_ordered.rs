@@ -5,11 +5,11 @@ use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::cuda::{Sizes, reject_extension, reject_heads, scale_log2};
 use super::operand::backward;
-use super::sm90_attention::head_boxes;
 use super::sm90_attention_backward::{
     BOX_ELEMENTS, COUNTERS, SHARED_BESIDE_TILES, STATISTICS_THREADS, THREADS, TILE_ROWS, WAVE_ROWS,
     least_section,
 };
+use super::tensor_map_launch::head_boxes;
 use crate::KernelError;
 use crate::runtime::cuda::architecture::Architecture;
 use crate::runtime::cuda::device_tensor::DeviceTensor;

@@ -7,6 +7,7 @@ const SOURCES: [(&str, &str); 25] = [
     ("cuda_attention", "attention"),
     ("cuda_attention_backward", "attention_backward"),
     ("cuda_sm90_attention", "sm90_attention"),
+    ("cuda_sm100_attention", "sm100_attention"),
     ("cuda_sm90_attention_backward", "sm90_attention_backward"),
     ("cuda_sm90_attention_backward_ordered", "sm90_attention_backward_ordered"),
     ("cuda_sm90_attention_backward_stored", "sm90_attention_backward_stored"),
