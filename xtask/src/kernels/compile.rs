@@ -87,7 +87,8 @@ impl<'a> Job<'a> {
             Sass::All => false,
         };
         let source_hash = self.source_hash();
-        (is_same && is_enough()).then(|| Compiled { source_hash, ..compiled })
+        let is_current = is_same && is_enough();
+        is_current.then_some(Compiled { source_hash, ..compiled })
     }
 
     /// Compiles the source. Old outputs are removed even if compilation fails, so that no stale

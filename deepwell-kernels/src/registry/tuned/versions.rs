@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Source files of the kernels with alternatives; library kernels have none.
-const SOURCES: [(&str, &str); 25] = [
+const SOURCES: [(&str, &str); 26] = [
     ("cuda_attention", "attention"),
     ("cuda_attention_backward", "attention_backward"),
     ("cuda_sm90_attention", "sm90_attention"),

@@ -27,7 +27,8 @@ fn check_of<S: Source>(
                 _ => nvfp4::amax_of_rows(x, rows, columns, &format),
             };
             let output = HostTensor::output(DType::F32, &[1]);
-            let got = gpu.run(Amax { format, axis }, &[source.clone()], &[output], false, 1);
+            let got =
+                gpu.run(Amax { format, axis }, std::slice::from_ref(&source), &[output], false, 1);
             let expected = expected.unwrap().to_ne_bytes();
             assert_eq!(got[0].bytes, expected, "{what} {rows}x{columns} {axis:?} {format}");
         }
