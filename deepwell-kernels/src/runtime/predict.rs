@@ -82,7 +82,7 @@ impl Rates {
             MathUnit::F32 => self.f32_flops_per_s,
             MathUnit::Bf16 => self.bf16_flops_per_s,
             MathUnit::Mxfp8 => self.fp8_flops_per_s,
-            // Operands are dequantized first; only the CPU does so.
+            // Operands are dequantized first, on the CPU and on Hopper.
             MathUnit::Nvfp4 => self.bf16_flops_per_s,
         }
     }

@@ -21,7 +21,7 @@ pub struct PrecisionFallback {
 }
 
 impl fmt::Display for PrecisionFallback {
-    /// `7 tensors in bf16, not nvfp4: CUDA kernels take mxfp8, not nvfp4`.
+    /// `7 tensors in bf16, not nvfp4: CUDA kernels of experts take mxfp8, not nvfp4`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let PrecisionFallback { asked, format, tensors, reason } = self;
         let plural = if *tensors == 1 { "" } else { "s" };

@@ -197,7 +197,7 @@ fn other_copies_are_refused_with_a_reason() {
         (&[7], vec![cast(DType::Bf16)], None),
         (&[256, 96], vec![square()], Some("whole squares of 128 x 128, not [256, 96]")),
         (&[256, 128], vec![quantize(QuantFormat::MXFP8)], Some("in squares of 128 x 128 by")),
-        (&[256, 128], vec![quantize(QuantFormat::NVFP4)], Some("take mxfp8, not nvfp4")),
+        (&[256, 128], vec![quantize(QuantFormat::NVFP4)], Some("takes mxfp8, not nvfp4")),
         (&[256, 128], vec![cast(DType::Bf16), square()], Some("one copy of a weight")),
         (&[7], vec![cast(DType::F32)], Some("copies in bf16, not f32")),
     ];

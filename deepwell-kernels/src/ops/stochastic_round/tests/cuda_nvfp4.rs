@@ -58,9 +58,12 @@ pub(crate) fn check(gpu: &mut Gpu, shape: [usize; 2], kind: &str) {
     let part = Some(PartOfColumns { place: 1, parts: 3 });
     for axis in [Axis::Row, Axis::Column] {
         let (_, k) = outer_and_k(axis, rows, columns);
-        for (format, columns_of) in
-            [(plain, None), (plain.with_order(ScaleOrder::Te), part), (transformed, None)]
-        {
+        for (format, columns_of) in [
+            (plain, None),
+            (plain.square(), None),
+            (plain.with_order(ScaleOrder::Te), part),
+            (transformed, None),
+        ] {
             if format.hadamard.is_some() && !k.is_multiple_of(BLOCK) {
                 continue;
             }
