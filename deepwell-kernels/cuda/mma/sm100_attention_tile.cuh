@@ -175,6 +175,7 @@ __device__ __forceinline__ void multiply_keys(uint32 scores, uint32 queries, uin
 #pragma unroll
     for (int step = 0; step < Rows::kSteps; ++step) {
         const uint32 bytes = Rows::column_step(step);
+        // redundant leading offset of A, leading offset of B: unused in swizzled K-major rows
         tcgen05_multiply_f16<1>(scores, a.at(bytes), b.at(bytes), kInstruction, step > 0);
     }
 }
@@ -188,6 +189,7 @@ __device__ __forceinline__ void multiply_values(uint32 sums, uint32 weights, uin
     const Tcgen05Matrices b(tcgen05_transposed_matrix(values, Rows::kChunkBytes));
 #pragma unroll
     for (int step = kFirst; step < kEnd; ++step) {
+        // redundant leading offset of B: unused in the single box of a head of 64
         tcgen05_multiply_f16_from_tensor(sums, weights + step * (kKeysOfStep / 2),
                                          b.at(Rows::row_step(step)), kInstruction,
                                          accumulate || step > kFirst);

@@ -55,6 +55,7 @@ struct Maps {
 template <typename S>
 __device__ __forceinline__ void copy_rows(uint8* target, const TensorMap& map, int32 row,
                                           uint32 head, uint32 batch, uint64* full) {
+    // redundant release of mbarrier.arrive: the arrival publishes no writes of this thread
     mbarrier_expect(full, S::Rows::kBytes);
 #pragma unroll
     for (uint32 chunk = 0; chunk < S::Rows::kChunks; ++chunk) {
@@ -189,9 +190,11 @@ class Multiplier {
         const uint32 weights = tensor_base_ + S::weights(half);
         const uint32 phase = weight_phases_ >> half & 1;
         weight_phases_ ^= 1 << half;
+        // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
         mbarrier_wait(shared_.weights_full + half, phase);
         tcgen05_fence_after_barrier();
         multiply_values<S, 0, kFirstSteps>(sums, weights, values, !begins);
+        // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
         mbarrier_wait(shared_.last_weights_full + half, phase);
         tcgen05_fence_after_barrier();
         multiply_values<S, kFirstSteps, kSteps>(sums, weights, values, true);
@@ -361,6 +364,7 @@ __device__ __forceinline__ void weigh_half(const Shared<S>& shared, const Argume
             load_scores(scores, scores_at);
             if constexpr (S::kSeparateWeights) {
                 tcgen05_fence_before_barrier();
+                // redundant release of mbarrier.arrive: the fence is enough for tensor memory
                 arrive_of_warp(shared.scores_empty + half);
             }
             const int32 first_key = block * kBlockN;
@@ -384,6 +388,7 @@ __device__ __forceinline__ void weigh_half(const Shared<S>& shared, const Argume
             float scale_log2 = *shared.scale_log2;
             if constexpr (S::kSeparateWeights) {
                 // The wait of a block is for the sums of the block before.
+                // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
                 mbarrier_wait(shared.weights_empty + half, phase);
                 tcgen05_fence_after_barrier();
             }
@@ -393,8 +398,10 @@ __device__ __forceinline__ void weigh_half(const Shared<S>& shared, const Argume
                 if (part == kParts - 2 || part == kParts - 1) {
                     tcgen05_wait_store();
                     tcgen05_fence_before_barrier();
-                    arrive_of_warp((part == kParts - 1 ? shared.last_weights_full
-                                                       : shared.weights_full) + half);
+                    uint64* full =
+                        part == kParts - 1 ? shared.last_weights_full : shared.weights_full;
+                    // redundant release of mbarrier.arrive: the fence is enough for tensor memory
+                    arrive_of_warp(full + half);
                     scale_log2 = *shared.scale_log2;
                 }
             }
@@ -436,10 +443,12 @@ class Corrector {
     // Multiplies the sums before a block by the factors of the block.
     __device__ __forceinline__ void correct(uint32 half, bool begins, bool ends) {
         uint64* read = ends ? shared_.sums_full : shared_.scores_full;
-        // redundant bar.warp.sync: where weights overwrite scores, the arrival below orders reads
+        // redundant bar.warp.sync, release of mbarrier.arrive: where weights overwrite scores, the
+        // arrival below orders reads
         const float factor = next_factor(half, read);
         if constexpr (S::kSeparateWeights) {
             // Without separate weights, factors come after the sums of the block before.
+            // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
             mbarrier_wait(shared_.weights_empty + half, phases_ >> half & 1 ^ 1);
             phases_ ^= 1 << half;
         }
@@ -449,6 +458,7 @@ class Corrector {
         }
         tcgen05_fence_before_barrier();
         // redundant bar.warp.sync: nvcc gives this line to that of half 1's factor, see above
+        // redundant release of mbarrier.arrive: the fence is enough for tensor memory
         arrive_of_warp(shared_.weights_full + half);
     }
 
@@ -484,6 +494,7 @@ class Corrector {
         // No factors are unread yet.
         if (row_ % 32 == 0) {
             for (uint32 half = 0; half < kHalves; ++half) {
+                // redundant release of mbarrier.arrive: there are no reads before
                 mbarrier_arrive(shared_.scores_full + half);
             }
         }
