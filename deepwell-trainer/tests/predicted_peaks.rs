@@ -119,6 +119,11 @@ fn peaks_of_presets() {
             let ratio = rank.arena_bytes as f64 / rank.arena_lower_bound_bytes as f64;
             let percent = (ratio - 1.0) * 100.0;
             assert!(percent <= PACKING_PERCENT_MAX, "{name} on {device}: {percent:.2} %");
+            // Workspaces of grouped GEMMs on a CPU depend on its instructions.
+            if device == "cpu" && rank.expert_room.is_some() {
+                write!(table, "{:>24}", "by instructions").unwrap();
+                continue;
+            }
             let peak_mib = rank.peak_bytes as f64 / f64::from(1 << 20);
             write!(table, "{peak_mib:>13.1} MiB {percent:4.2} %").unwrap();
         }

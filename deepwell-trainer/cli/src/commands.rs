@@ -246,6 +246,7 @@ impl TrainArgs {
 
     /// Returns the flags that are settings.
     fn flags(&self) -> Result<SettingsLayer, TrainError> {
+        self.check_numbers()?;
         let mut flags = SettingsLayer::of_flags(self);
         if self.eval_tokens.is_some() {
             flags.set("needs_eval_tokens", &true);
@@ -287,6 +288,16 @@ impl TrainArgs {
             flags.set("pipeline_schedule", &schedule);
         }
         Ok(flags)
+    }
+
+    /// Checks the flags that could be infinite or NaN: a layer of settings has no such number.
+    fn check_numbers(&self) -> Result<(), TrainError> {
+        let mut settings = Settings { learning_rate: self.learning_rate, ..Settings::default() };
+        let router = &mut settings.router;
+        router.balance = self.router_balance.unwrap_or(router.balance);
+        router.z = self.router_z.unwrap_or(router.z);
+        router.capacity_factor = self.capacity_factor.or(router.capacity_factor);
+        settings.check_values()
     }
 
     /// Returns checked settings, with the stages that `pp_layers` has.

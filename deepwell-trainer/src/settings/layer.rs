@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use crate::plan_file::PlanFile;
 use crate::{Settings, TrainError};
 
-/// Values of some settings, by the names of a run file.
+/// Values of some settings, by the names of a run file. Numbers are finite.
 ///
 /// ```
 /// use deepwell_trainer::SettingsLayer;
@@ -27,7 +27,7 @@ impl SettingsLayer {
     /// Reads the text of a run file. Errors contain `place`, with line and column.
     ///
     /// # Errors
-    /// The text is not TOML, a setting is unknown, or a value has the wrong type.
+    /// The text is not TOML, a setting is unknown, or a value is invalid.
     pub fn of_file(text: &str, place: &str) -> Result<SettingsLayer, TrainError> {
         let refuse = |error: toml::de::Error| TrainError::Setting {
             setting: "run file",
@@ -36,7 +36,7 @@ impl SettingsLayer {
             hint: None,
         };
         // Names and types are checked with their places in the text.
-        toml::from_str::<Settings>(text).map_err(refuse)?;
+        toml::from_str::<Settings>(text).map_err(refuse)?.check_values()?;
         Ok(SettingsLayer { values: toml::from_str(text).map_err(refuse)? })
     }
 

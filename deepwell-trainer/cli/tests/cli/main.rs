@@ -541,6 +541,7 @@ fn runs_that_cannot_begin() {
         check(&["--steps", "0"], &["steps: expected at least 1, got 0"]);
         check(&["--seq-len", "0"], &["seq_len: expected at least 1, got 0"]);
         check(&["--batch-size", "0"], &["batch_size: expected at least 1, got 0"]);
+        check(&["--learning-rate", "nan"], &["learning_rate: expected a positive number, got NaN"]);
         check(&["--device", "cuda"], &["device", "`cuda:0`", "hint: ", "`--device cpu`"]);
         check(&["--model", "lama"], &["model", "`lama`", "llama-micro"]);
         check(&["--precision", "mxfp9"], &["`mxfp9`", "`mxfp8-floor`"]);
@@ -549,6 +550,8 @@ fn runs_that_cannot_begin() {
     }
     let args = ["train", "--out", &out, "--run-file", &broken];
     check_error(&args, 2, &["broken.toml", "line 2", "stepz"]);
+    let args = ["train", "--out", &out, "--router-z", "inf"];
+    check_error(&args, 2, &["router.z: expected a number of at least 0, got inf"]);
 }
 
 /// What differs from machine to machine is the matrix instructions that kernels run on.
