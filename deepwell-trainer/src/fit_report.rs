@@ -20,7 +20,8 @@ pub struct FitReport {
     /// Stall of the training for each checkpoint, in seconds.
     #[serde(default)]
     pub checkpoint_stalls_s: Vec<f64>,
-    /// The median of the last steps of each rank; empty as in [`Record::ranks`](crate::Record::ranks).
+    /// The median of the last steps of each rank; empty as in
+    /// [`Record::ranks`](crate::Record::ranks).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ranks: Vec<RankTime>,
     /// Fullest use of the buffers of each layer's experts in the steps of this process, on the
