@@ -286,6 +286,8 @@ ops! {
     Amax,
     /// Block quantization along one or both axes.
     Quantize,
+    /// Block quantization to the rowwise and the columnwise operand of GEMMs, in two formats.
+    QuantizeOperands,
     /// Quantized data and scales back to high precision.
     Dequantize,
     /// Stochastically rounded elements of a quantized operand.
@@ -352,6 +354,7 @@ impl Op {
         match self {
             Op::Amax(op) => vec![op.format],
             Op::Quantize(op) => vec![op.format],
+            Op::QuantizeOperands(op) => vec![op.row.format, op.column.format],
             Op::Dequantize(op) => vec![op.format],
             Op::StochasticRound(op) => vec![op.format],
             Op::ScaledGemm(op) => vec![op.a, op.b],

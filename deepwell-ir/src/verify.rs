@@ -101,6 +101,12 @@ fn verify_specs(graph: &Graph) -> Result<(), String> {
             Op::Quantize(quantize) => {
                 specs.extend(node.outputs.iter().map(|&id| (id, quantize.format)));
             }
+            Op::QuantizeOperands(op) => {
+                let outputs = node.outputs.chunks(op.outputs_of_operand());
+                for (outputs, quantize) in outputs.zip(op.operands()) {
+                    specs.extend(outputs.iter().map(|&id| (id, quantize.format)));
+                }
+            }
             Op::Fused(fused) => {
                 for step in fused.quantizations() {
                     let outputs = &node.outputs[step.positions];

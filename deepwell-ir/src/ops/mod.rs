@@ -30,6 +30,7 @@ mod linear_cross_entropy;
 mod opaque;
 mod permute;
 mod quantize;
+mod quantize_operands;
 mod relu;
 mod rms_norm;
 mod rope;
@@ -78,6 +79,7 @@ pub use linear_cross_entropy::{IGNORED_TARGET, LinearCrossEntropy, LinearCrossEn
 pub use opaque::{Opaque, OpaqueOutput};
 pub use permute::{AddUnpermute, Permute, Unpermute};
 pub use quantize::{Axis, Quantize};
+pub use quantize_operands::QuantizeOperands;
 pub use relu::{Relu, ReluBackward};
 pub use rms_norm::{AddRmsNorm, RmsNorm, RmsNormBackward};
 pub use rope::{Rope, RopeBackward, RopeByTable};

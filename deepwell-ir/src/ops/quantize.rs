@@ -197,9 +197,8 @@ impl OpRule for Quantize {
         Ok(outputs)
     }
 
-    /// Data and scales per axis, and the counters (formats without tensor scale).
     fn result_count(&self) -> usize {
-        if self.axis == Axis::Both { 5 } else { 3 }
+        self.output_count()
     }
 
     fn flops(&self, shapes: &[Vec<usize>]) -> u64 {

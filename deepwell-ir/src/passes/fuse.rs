@@ -1,11 +1,9 @@
 //! Merges neighbouring ops that read the same memory.
 
+use super::predict::Predict;
+use super::quantize_operands::merge_quantizations;
 use crate::ops::{Epilogue, Fused};
-use crate::{Graph, IrError, Node, Op, Stage, TensorId, TensorType, ops};
-
-/// Predicted time of an op on the target in seconds: `predict(op, inputs, outputs)`. `None` without
-/// a kernel.
-pub type Predict<'a> = &'a dyn Fn(&Op, &[TensorType], &[TensorType]) -> Option<f64>;
+use crate::{Graph, IrError, Node, Op, Stage, TensorId, ops};
 
 /// Maximum number of epilogue steps. A GEMM's bias, activation, residual and quantization along two
 /// axes are fewer steps.
@@ -15,15 +13,17 @@ const MAX_STEPS: usize = 6;
 const ROUNDING: f64 = 1e-12;
 
 /// Fuses neighbouring nodes:
-/// 1. A residual add directly followed by a norm of the sum becomes one op, which reads each
+/// 1. Quantizations of a tensor along rows and along columns, in two formats, become one
+///    [`ops::QuantizeOperands`] if `predict` returns a shorter time.
+/// 2. A residual add directly followed by a norm of the sum becomes one op, which reads each
 ///    operand once instead of twice, unless fusing the add into the node before it is faster.
-/// 2. An add of two gradients of permuted rows, directly followed by an unpermute, becomes one op
+/// 3. An add of two gradients of permuted rows, directly followed by an unpermute, becomes one op
 ///    if no other node reads the sum and a kernel exists.
-/// 3. An op and the activations, sums and quantizations of its results directly after it become one
+/// 4. An op and the activations, sums and quantizations of its results directly after it become one
 ///    [`Fused`] op if `predict` returns a shorter time. Results that other nodes read remain
 ///    outputs.
 ///
-/// Step 3 finds a grouping of minimal total time, in time linear in the number of nodes.
+/// Step 4 finds a grouping of minimal total time, in time linear in the number of nodes.
 ///
 /// # Errors
 /// A graph that is not at [`Stage::Quantized`].
@@ -31,6 +31,7 @@ pub fn fuse(graph: &Graph, predict: Predict<'_>) -> Result<Graph, IrError> {
     if graph.stage != Stage::Quantized {
         return Err(IrError::Stage { pass: "fuse", wants: Stage::Quantized, got: graph.stage });
     }
+    let graph = &merge_quantizations(graph, predict);
     let mut result = Graph { stage: Stage::Fused, nodes: Vec::new(), ..graph.clone() };
     let cuts = Cuts::new(graph, predict);
     let mut at = 0;

@@ -9,6 +9,8 @@ mod fuse;
 mod keep_layers;
 mod pipeline;
 mod precision;
+mod predict;
+mod quantize_operands;
 mod recompute;
 mod tensor_parallel;
 mod tensor_precision;
@@ -17,12 +19,13 @@ mod weight_gradients;
 pub use assign::{check_split_blocks, expert_row_alignment, quantizable_weights};
 pub use context_parallel::context_parallel;
 pub use documents::mask_documents;
-pub use fuse::{Predict, fuse};
+pub use fuse::fuse;
 pub use keep_layers::{keep_layers, layer_kinds};
 pub use pipeline::{PipelineCut, cut_pipeline};
 pub use precision::{
     RankSlices, Serves, apply_precision, apply_precision_of_rank, apply_served_precision,
 };
+pub use predict::Predict;
 pub use recompute::{Recompute, recompute};
 pub use tensor_parallel::{TensorRank, tensor_parallel};
 pub use tensor_precision::TensorPrecision;

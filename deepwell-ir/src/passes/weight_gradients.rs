@@ -76,7 +76,7 @@ fn moving(graph: &Graph) -> Vec<bool> {
 
 fn may_move(graph: &Graph, node: &Node) -> bool {
     let quantizes = match &node.op {
-        Op::Quantize(_) => true,
+        Op::Quantize(_) | Op::QuantizeOperands(_) => true,
         Op::Fused(op) => op.quantizations().next().is_some(),
         _ => false,
     };

@@ -212,6 +212,12 @@ impl Call {
                 let source = self.operands.first().map(|operand| operand.value);
                 vec![Quantization { quantize, source, outputs }]
             }
+            Op::QuantizeOperands(op) => {
+                let source = self.operands.first().map(|operand| operand.value);
+                let outputs = outputs.chunks(op.outputs_of_operand());
+                let of = |(quantize, outputs)| Quantization { quantize, source, outputs };
+                op.operands().into_iter().zip(outputs).map(of).collect()
+            }
             Op::Fused(op) => op
                 .quantizations()
                 .filter_map(|step| {

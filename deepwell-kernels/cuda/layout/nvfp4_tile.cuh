@@ -89,22 +89,40 @@ __device__ __forceinline__ void fp4_load_tile(const E* __restrict__ x, uint32 ro
     }
 }
 
-// The four words of eight elements' codes: those of the block that begins at word `index`.
+// The code of an element at its place among eight.
+__device__ __forceinline__ uint32 fp4_code_stochastic(float x, float factor, uint32 random,
+                                                      uint32 i) {
+    const float scaled = __fmul_rn(x, factor);
+    return (fp4_stochastic(scaled, random) | fp4_sign(scaled)) << (i % 8 * 4);
+}
+
+// The codes of a block that begins at word `index`, a multiple of four if `kAligned`.
+template <bool kAligned>
 __device__ __forceinline__ uint2 fp4_codes_stochastic(const float (&x)[kFp4Block], float factor,
                                                       const Fp4Words& words, uint64 index) {
     uint32 packed[2] = {0, 0};
-    uint4 made = make_uint4(0, 0, 0, 0);
+    if constexpr (kAligned) {
 #pragma unroll
-    for (uint32 i = 0; i < kFp4Block; ++i) {
-        // Where rows are not a multiple of four, blocks begin within a counter's four words.
-        const uint32 word = (index + i) % 4;
-        if (i == 0 || word == 0) {
-            made = philox_words((index + i) / 4, words.stream, words.seed);
+        for (uint32 i = 0; i < kFp4Block; i += 4) {
+            const uint4 made = philox_words((index + i) / 4, words.stream, words.seed);
+            packed[i / 8] |= fp4_code_stochastic(x[i], factor, made.x, i) |
+                             fp4_code_stochastic(x[i + 1], factor, made.y, i + 1) |
+                             fp4_code_stochastic(x[i + 2], factor, made.z, i + 2) |
+                             fp4_code_stochastic(x[i + 3], factor, made.w, i + 3);
         }
-        const uint32 random = word < 2 ? (word == 0 ? made.x : made.y)
-                                       : (word == 2 ? made.z : made.w);
-        const float scaled = __fmul_rn(x[i], factor);
-        packed[i / 8] |= (fp4_stochastic(scaled, random) | fp4_sign(scaled)) << (i % 8 * 4);
+    } else {
+        // Where rows are not a multiple of four, blocks begin within a counter's four words.
+        uint4 made = make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (uint32 i = 0; i < kFp4Block; ++i) {
+            const uint32 word = (index + i) % 4;
+            if (i == 0 || word == 0) {
+                made = philox_words((index + i) / 4, words.stream, words.seed);
+            }
+            const uint32 random = word < 2 ? (word == 0 ? made.x : made.y)
+                                           : (word == 2 ? made.z : made.w);
+            packed[i / 8] |= fp4_code_stochastic(x[i], factor, random, i);
+        }
     }
     return make_uint2(packed[0], packed[1]);
 }
@@ -162,8 +180,25 @@ __device__ __forceinline__ void fp4_load_block(const E* tile, uint32 outer, uint
     }
 }
 
-// Quantizes the rows of the operand from `outer0` on, along K from `first0` on.
-template <typename E, bool kColumn, bool kStochastic>
+// Counts the elements of a block that rounding to nearest would change to zero or saturate.
+__device__ __forceinline__ void fp4_count_nearest(const float (&x)[kFp4Block], float factor,
+                                                  MxCounters& counters) {
+    constexpr uint32 kMaxBits = 0x40c00000u;    // 6
+    constexpr uint32 kLeastBits = 0x3e800000u;  // 0.25, which ties to zero
+#pragma unroll
+    for (uint32 i = 0; i < kFp4Block; ++i) {
+        const uint32 magnitude = __float_as_uint(__fmul_rn(x[i], factor)) & 0x7fffffffu;
+        counters.underflows += magnitude <= kLeastBits && x[i] != 0.0f ? 1 : 0;
+        counters.saturations += magnitude > kMaxBits ? 1 : 0;
+    }
+}
+
+// How elements are rounded; random words of aligned rows begin at multiples of four.
+enum class Fp4Rounding { kNearest, kStochastic, kStochasticAligned };
+
+// Quantizes the rows of the operand from `outer0` on, along K from `first0` on. Counters are those
+// of rounding to nearest.
+template <typename E, bool kColumn, Fp4Rounding kRounding>
 __device__ __forceinline__ void fp4_quantize_tile(const E* tile, const Fp4Operand& to,
                                                   uint32 outer0, uint32 first0,
                                                   const Fp4Constants& constants,
@@ -195,25 +230,25 @@ __device__ __forceinline__ void fp4_quantize_tile(const E* tile, const Fp4Operan
         } else {
             const Fp4Scale scale = fp4_block_scale(x, __uint_as_float(largest), constants);
             code = scale.code;
-            if constexpr (kStochastic) {
+            if constexpr (kRounding != Fp4Rounding::kNearest) {
                 const uint64 index = words.first +
                                      static_cast<uint64>(outer0 + outer) * words.stride + first;
-                codes = fp4_codes_stochastic(x, scale.factor, words, index);
+                constexpr bool kAligned = kRounding == Fp4Rounding::kStochasticAligned;
+                codes = fp4_codes_stochastic<kAligned>(x, scale.factor, words, index);
+                fp4_count_nearest(x, scale.factor, counters);
             } else {
                 codes = fp4_codes_nearest(x, scale.factor, counters);
-                counters.amax = max(counters.amax, of_row);
-                const bool counts = !(constants.flags & kFp4Square) || outer % kFp4Block == 0;
-                counters.clamps += counts && code == 0 && largest != 0 ? 1 : 0;
             }
+            counters.amax = max(counters.amax, of_row);
+            const bool counts = !(constants.flags & kFp4Square) || outer % kFp4Block == 0;
+            counters.clamps += counts && code == 0 && largest != 0 ? 1 : 0;
         }
         *reinterpret_cast<uint2*>(shared.data + outer * kFp4StageRow + block * 8) = codes;
-        if constexpr (!kStochastic) {
-            // A square of which some rows do not exist has no scale for these.
-            const bool exists = outer0 + outer < to.outer && first < to.k;
-            auto* scales = reinterpret_cast<uint8*>(shared.scales) +
-                           block / 4 * kScaleTileBytes + scale_row_place(outer) + block % 4;
-            *scales = static_cast<uint8>(exists ? code : 0);
-        }
+        // A square of which some rows do not exist has no scale for these.
+        const bool exists = outer0 + outer < to.outer && first < to.k;
+        auto* scales = reinterpret_cast<uint8*>(shared.scales) + block / 4 * kScaleTileBytes +
+                       scale_row_place(outer) + block % 4;
+        *scales = static_cast<uint8>(exists ? code : 0);
     }
 }
 

@@ -120,6 +120,8 @@ mod ptx;
 mod quantize;
 #[path = "../../src/ops/quantize/tests/cuda_nvfp4.rs"]
 mod quantize_nvfp4;
+#[path = "../../src/ops/quantize/tests/cuda_nvfp4_operands.rs"]
+mod quantize_nvfp4_operands;
 #[path = "../../src/ops/relu/tests/cuda.rs"]
 mod relu;
 #[path = "../../src/ops/rms_norm/tests/cuda.rs"]

@@ -9,7 +9,7 @@
 use deepwell_ir::ops::{Axis, Quantize};
 use deepwell_ir::{Call, DType, Op, Phase, Program, Quantization, Storage, ValueId};
 use deepwell_kernels::KernelError;
-use deepwell_precision::{QuantFormat, scale_tiles};
+use deepwell_precision::{Philox, QuantFormat, scale_tiles};
 use half::bf16;
 use rayon::prelude::*;
 
@@ -76,6 +76,8 @@ struct MxOperand<'a> {
     contraction: usize,
     format: QuantFormat,
     encoders: &'a Encoders,
+    /// Random words of the elements, if they are rounded stochastically.
+    philox: Option<Philox>,
     data: View<'a>,
     scales: View<'a>,
 }
@@ -84,7 +86,7 @@ impl<'a> MxOperand<'a> {
     fn new(
         (source, transformed): (View<'a>, &'a Transformed),
         is_column: bool,
-        encoders: &'a Encoders,
+        (encoders, philox): (&'a Encoders, Option<Philox>),
         format: QuantFormat,
         data: View<'a>,
         scales: View<'a>,
@@ -101,6 +103,7 @@ impl<'a> MxOperand<'a> {
             contraction,
             format,
             encoders,
+            philox,
             data,
             scales,
         }
@@ -158,8 +161,15 @@ impl<'a> MxOperand<'a> {
                     differences.scales.note(outer * blocks + block, scale.into(), got.into());
                 }
                 for k in k_start..k_end {
-                    let code = encoder.code(self.at(outer, k), factor);
                     let index = outer * self.contraction + k;
+                    let number = self.at(outer, k);
+                    let code = match self.philox {
+                        None => encoder.code(number, factor),
+                        Some(philox) => {
+                            let word = philox.word(index as u64);
+                            self.format.element.encode_stochastic(number * factor, word)
+                        }
+                    };
                     let got = code_at(&self.format, &self.data, outer, k);
                     differences.data.note(index, code.into(), got.into());
                 }
@@ -212,9 +222,25 @@ pub(super) fn check_quantize(
             (Op::Quantize(_), 2) => Some(view(program, call.operands[1].value, memory)?),
             _ => None,
         };
-        check_matrix(report, call, quantization, (&part, scope), moment)?;
+        let philox = philox_of(program, call, quantization, memory)?;
+        check_matrix(report, call, quantization, (&part, scope, philox), moment)?;
     }
     Ok(())
+}
+
+/// Random words of a quantization that rounds stochastically.
+fn philox_of(
+    program: &Program,
+    call: &Call,
+    quantization: &Quantization<'_>,
+    memory: &Memory<'_>,
+) -> Result<Option<Philox>, KernelError> {
+    let Op::QuantizeOperands(op) = &call.op else { return Ok(None) };
+    let is_column = quantization.quantize.axis == Axis::Column;
+    let Some(stream) = op.streams[usize::from(is_column)] else { return Ok(None) };
+    let key = view(program, call.operands[1].value, memory)?;
+    let stream = stream | u64::from(key.counter(1) as u32);
+    Ok(Some(Philox { seed: key.counter(0), stream }))
 }
 
 /// Compares the tensor scale of each group with the definition.
@@ -235,13 +261,16 @@ fn check_tensor_scales(
     }
 }
 
+/// A matrix of a stack: its slice of a value.
+type Part<'p, 'a> = dyn Fn(ValueId) -> Result<View<'a>, KernelError> + 'p;
+
 /// Checks one matrix of a stack; `part` returns that matrix's slice of a value, `scope` is what the
-/// tensor scales are for, as [`Encoders::new`] takes it.
+/// tensor scales are for, as [`Encoders::new`] takes it, `philox` has the random words of elements.
 fn check_matrix<'a>(
     report: &mut AuditReport,
     call: &Call,
     quantization: &Quantization<'_>,
-    (part, scope): (&dyn Fn(ValueId) -> Result<View<'a>, KernelError>, Option<View<'a>>),
+    (part, scope, philox): (&Part<'_, 'a>, Option<View<'a>>, Option<Philox>),
     moment: &str,
 ) -> Result<(), KernelError> {
     let Some(source) = quantization.source.map(part).transpose()? else { return Ok(()) };
@@ -262,8 +291,14 @@ fn check_matrix<'a>(
         let is_column = *is_column;
         let data = output(planes * index)?;
         let scales = output(planes * index + 1)?;
-        let operand =
-            MxOperand::new((source, transformed), is_column, encoders, format, data, scales);
+        let operand = MxOperand::new(
+            (source, transformed),
+            is_column,
+            (encoders, philox),
+            format,
+            data,
+            scales,
+        );
         if planes == 3 {
             check_tensor_scales(report, call, encoders, &output(planes * index + 2)?, &moment);
         }

@@ -106,6 +106,41 @@ __device__ __forceinline__ void amax_of_groups(const E* __restrict__ x, uint32 g
     raise(largest, amax);
 }
 
+// Groups of 16 rows of a matrix [groups * 16, columns]: the largest magnitude of the elements, and
+// the largest after the transform, from one read.
+__device__ __forceinline__ void amaxes_of_groups(const bf16* __restrict__ x, uint32 groups,
+                                                 uint32 columns, uint32 flags, uint32* amax,
+                                                 uint32* transformed_amax) {
+    const uint64 thread = blockIdx.x * static_cast<uint64>(kThreads) + threadIdx.x;
+    const uint64 threads = gridDim.x * static_cast<uint64>(kThreads);
+    const uint32 pairs = columns / 2;
+    uint32 largest = 0, of_transformed = 0;
+    for (uint64 at = thread; at < static_cast<uint64>(groups) * pairs; at += threads) {
+        const uint64 first = at / pairs * kFp4Block * pairs + at % pairs;
+        const uint32* const words = reinterpret_cast<const uint32*>(x) + first;
+        float low[kFp4Block], high[kFp4Block];
+#pragma unroll
+        for (uint32 i = 0; i < kFp4Block; ++i) {
+            const uint32 word = words[i * static_cast<uint64>(pairs)];
+            low[i] = low_to_f32(word), high[i] = high_to_f32(word);
+            largest = max(largest, largest_of_word<bf16>(word));
+        }
+        of_transformed = max(of_transformed, largest_of_group(low, flags));
+        of_transformed = max(of_transformed, largest_of_group(high, flags));
+    }
+    raise(largest, amax);
+    __syncthreads();
+    raise(of_transformed, transformed_amax);
+}
+
+// x [groups * 16, columns], 16-byte aligned, an even number of columns; both results [1], zero
+// before the launch.
+extern "C" __global__ void __launch_bounds__(kThreads)
+    amaxes_bf16(const bf16* __restrict__ x, uint32 groups, uint32 columns, uint32 flags,
+                uint32* amax, uint32* transformed_amax) {
+    amaxes_of_groups(x, groups, columns, flags, amax, transformed_amax);
+}
+
 // x, 16-byte aligned; amax [1], zero before the launch.
 #define AMAX_KERNELS(element, E)                                                                 \
     extern "C" __global__ void __launch_bounds__(kThreads)                                       \

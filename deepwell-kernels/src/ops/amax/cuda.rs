@@ -69,3 +69,26 @@ pub(crate) fn steps(
     let zero = Step::Fill { target: amax, byte: 0, bytes: BYTES };
     Ok([zero, Device::launch(function, ctas, THREADS, 0, arguments)])
 }
+
+/// Writes the amax of a BF16 matrix of `groups` times 16 rows and an even number of columns to
+/// `amaxes[0]`, and the amax after the transform of `format` along columns to `amaxes[1]`. Reads the
+/// matrix once.
+///
+/// # Errors
+/// A kernel that was not compiled.
+pub(crate) fn steps_of_both(
+    device: &mut Device<'_>,
+    x: &DeviceTensor,
+    groups: usize,
+    format: &QuantFormat,
+    amaxes: DevicePtr,
+) -> Result<[Step; 2], KernelError> {
+    let columns = x.shape[1];
+    let function = device.function("amax", "amaxes_bf16", 0)?;
+    let mut arguments = vec![x.argument()];
+    arguments.extend([groups as u32, columns as u32, nvfp4::flags(format)].map(Argument::U32));
+    arguments.extend([amaxes, amaxes.offset(BYTES)].map(Argument::Pointer));
+    let ctas = grid_of(groups * columns / 2, THREADS, device.sm_count());
+    let zero = Step::Fill { target: amaxes, byte: 0, bytes: 2 * BYTES };
+    Ok([zero, Device::launch(function, ctas, THREADS, 0, arguments)])
+}

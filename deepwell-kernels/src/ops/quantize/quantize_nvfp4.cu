@@ -33,8 +33,8 @@ __device__ __forceinline__ void quantize(const E* __restrict__ x, const float* _
         __syncthreads();
         if constexpr (kRow) {
             const Fp4Operand to = {by_row.data, by_row.scales, rows, columns};
-            fp4_quantize_tile<E, false, false>(tile, to, row0, column0, constants, Fp4Words{},
-                                               shared, counters);
+            fp4_quantize_tile<E, false, Fp4Rounding::kNearest>(tile, to, row0, column0, constants,
+                                                               Fp4Words{}, shared, counters);
             __syncthreads();
             fp4_store_tile<true>(to, row0, column0, shared);
         }
@@ -43,8 +43,8 @@ __device__ __forceinline__ void quantize(const E* __restrict__ x, const float* _
                 __syncthreads();
             }
             const Fp4Operand to = {by_column.data, by_column.scales, columns, rows};
-            fp4_quantize_tile<E, true, false>(tile, to, column0, row0, constants, Fp4Words{},
-                                              shared, counters);
+            fp4_quantize_tile<E, true, Fp4Rounding::kNearest>(tile, to, column0, row0, constants,
+                                                              Fp4Words{}, shared, counters);
             __syncthreads();
             fp4_store_tile<true>(to, column0, row0, shared);
         }

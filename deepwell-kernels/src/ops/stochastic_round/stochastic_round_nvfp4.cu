@@ -30,8 +30,8 @@ __device__ __forceinline__ void round(const E* __restrict__ x, const float* __re
     fp4_load_tile(x, rows, columns, row0, column0, tile);
     __syncthreads();
     MxCounters counters;
-    fp4_quantize_tile<E, kColumn, true>(tile, to, outer0, first0, constants, words, shared,
-                                        counters);
+    fp4_quantize_tile<E, kColumn, Fp4Rounding::kStochastic>(tile, to, outer0, first0, constants,
+                                                            words, shared, counters);
     __syncthreads();
     fp4_store_tile<false>(to, outer0, first0, shared);
 }
