@@ -146,7 +146,9 @@ pub use narrow::{e2m1, e2m3, e3m2};
 pub use operand::{ElementRounding, GemmKind, GemmMode, GemmPrecision, OperandClass};
 pub use philox::Philox;
 #[cfg(feature = "policy")]
-pub use policy::{LastBlocks, OperandSetting, PRESETS, PolicyError, PrecisionPolicy, RecipePart};
+pub use policy::{
+    LastBlocks, OperandSetting, PRESETS, PolicyError, PrecisionPolicy, RecipePart, Repair,
+};
 pub use quant_format::{Block, QuantFormat, ScaleFormat, TensorScale};
 pub use quantize::{
     quantize_both, quantize_columns, quantize_rows, quantize_rows_stochastic, scales_len,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use deepwell_ir::Phase;
-use deepwell_precision::{GuardEventKind, Guards};
+use deepwell_precision::{GuardEvent, GuardEventKind, Guards};
 
 use crate::audit::Audit;
 use crate::checkpoint::{self, Position};
@@ -227,6 +227,7 @@ impl<'r> Fit<'r> {
 
     /// Starts a step; returns the previous step, if in flight.
     fn start_step(&mut self, step: u64) -> Result<Option<InFlight>, TrainError> {
+        self.switch_repair(step)?;
         let learning_rate = self.schedule.at(step);
         let clip = self.settings.max_grad_norm;
         let batch = self.loader.next_batch()?;
@@ -259,6 +260,23 @@ impl<'r> Fit<'r> {
             waited_before,
             begun,
         }))
+    }
+
+    /// Switches the forward GEMMs to BF16 or back if the policy's repair begins or ends with a step.
+    fn switch_repair(&mut self, step: u64) -> Result<(), TrainError> {
+        let Some(repair) = self.engine.plan().policy.repair() else { return Ok(()) };
+        let guards = &self.position.guards;
+        let is_due = repair.is_due(step, self.settings.steps) || guards.is_repairing(step);
+        if is_due == self.engine.is_repaired() {
+            return Ok(());
+        }
+        let (forward, format) = (repair.forward, self.engine.plan().policy.format());
+        self.progress.note(&match is_due {
+            true => format!("from step {step} on, forward GEMMs run in {forward}: repair"),
+            false => format!("from step {step} on, forward GEMMs run in {format} again"),
+        });
+        let reason = "in fallback when the repair began or ended";
+        self.engine.set_precision(&guards.in_fallback(), reason, is_due)
     }
 
     /// Decides the actions after a step that was just started.
@@ -359,6 +377,11 @@ impl<'r> Fit<'r> {
             guards.observe_loss(step, outcome.loss, outcome.grad_norm);
         }
         let events = guards.decide(step)?;
+        let is_spike = |event: &GuardEvent| matches!(event.kind, GuardEventKind::LossSpike { .. });
+        let repair = self.engine.plan().policy.repair().map_or(0, |repair| repair.spike_steps);
+        if repair > 0 && events.iter().any(is_spike) {
+            guards.repair_until(step + repair);
+        }
         let switches = events.iter().any(|event| {
             matches!(event.kind, GuardEventKind::ToBf16 { .. } | GuardEventKind::BackToLow { .. })
         });

@@ -27,18 +27,19 @@ impl Planned {
     ) -> Result<Planned, PlanError> {
         let parallel = self.plan.parallel;
         let ranks = parallel.ranks(rank);
-        let (program, fallback) = if parallel.class(rank)
-            == parallel.class(self.program.rank as usize)
-        {
-            let fallback = self.fallback.as_ref().map(|program| program.for_rank(ranks.clone()));
-            (self.program.for_rank(ranks), fallback)
-        } else {
-            let target = target.clone().as_rank(ranks);
-            let program = lower(graph, &self.plan, catalog, &target)?;
-            let fallback = lower_fallback(graph, &self.plan, &program, catalog, &target)?;
-            (program, fallback)
-        };
-        Ok(Planned { program, fallback, ..self.clone() })
+        if parallel.class(rank) == parallel.class(self.program.rank as usize) {
+            let of_rank = |program: &Program| program.for_rank(ranks.clone());
+            let program = of_rank(&self.program);
+            let [fallback, repaired] =
+                [&self.fallback, &self.repaired].map(|it| it.as_ref().map(of_rank));
+            return Ok(Planned { program, fallback, repaired, ..self.clone() });
+        }
+        let target = target.clone().as_rank(ranks);
+        let program = lower(graph, &self.plan, catalog, &target)?;
+        let fallback = lower_fallback(graph, &self.plan, &program, catalog, &target)?;
+        let repaired = self.plan.repaired();
+        let repaired = repaired.map(|plan| lower(graph, &plan, catalog, &target)).transpose()?;
+        Ok(Planned { program, fallback, repaired, ..self.clone() })
     }
 }
 
@@ -207,19 +208,19 @@ fn attempt(
         }
     };
     let mut prediction = dryrun_stages(&programs, parallel, hardware);
-    let in_bf16 = fallback_plan(&candidate, &programs[0]);
-    let fallbacks: Vec<Program> = match &in_bf16 {
-        None => Vec::new(),
-        Some(in_bf16) => {
-            let other = shared.differentiated();
-            let shared = SharedGraph::in_precision(&other, graph, in_bf16, catalog, target)?;
-            let of_stage = |program: &Program| shared.lower_stage(catalog, &program.target);
-            programs.iter().map(of_stage).collect::<Result<_, _>>()?
-        }
+    let in_precision = |other: Option<Plan>| -> Result<Vec<Program>, PlanError> {
+        let Some(other) = other else { return Ok(Vec::new()) };
+        let base = shared.differentiated();
+        let shared = SharedGraph::in_precision(&base, graph, &other, catalog, target)?;
+        let of_stage = |program: &Program| shared.lower_stage(catalog, &program.target);
+        programs.iter().map(of_stage).collect()
     };
+    let fallbacks = in_precision(fallback_plan(&candidate, &programs[0]))?;
+    let repaired = in_precision(candidate.repaired())?;
     for (index, program) in programs.iter().enumerate() {
-        let bytes = arena_bytes_with_fallback(program, fallbacks.get(index));
-        prediction.reserve(bytes, &program.target);
+        let bytes = |program| arena_bytes_with_fallback(program, fallbacks.get(index));
+        let of_repair = repaired.get(index).map_or(0, bytes);
+        prediction.reserve(bytes(program).max(of_repair), &program.target);
     }
     let peak_bytes = prediction.peak_bytes();
     if peak_bytes > limit_bytes {
@@ -237,6 +238,7 @@ fn attempt(
         plan: candidate,
         program: programs.swap_remove(0),
         fallback: fallbacks.into_iter().next(),
+        repaired: repaired.into_iter().next(),
         prediction,
         linear_flops,
         precision,

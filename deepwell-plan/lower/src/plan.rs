@@ -118,6 +118,11 @@ impl Plan {
         self.one_stream || self.parallel.zero >= 2
     }
 
+    /// The plan of the steps with forward GEMMs in BF16; `None` without a repair in the policy.
+    pub fn repaired(&self) -> Option<Plan> {
+        self.policy.repaired().map(|policy| Plan { policy, ..self.clone() })
+    }
+
     /// Tokens per sequence on a rank.
     pub const fn rank_seq(&self) -> usize {
         self.seq / self.parallel.context

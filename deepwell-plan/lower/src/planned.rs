@@ -3,7 +3,10 @@
 use deepwell_ir::{Program, TensorPrecision};
 use deepwell_precision::Format;
 
-use crate::{DryRun, LinearFlops, Plan, PlanError, PrecisionFallback, precision_fallbacks};
+use crate::{
+    DryRun, LinearFlops, Plan, PlanError, PrecisionFallback, arena_bytes_with_fallback,
+    precision_fallbacks,
+};
 
 /// The best plan, its program, and the rejected candidates.
 #[derive(Clone, Debug)]
@@ -14,6 +17,8 @@ pub struct Planned {
     pub program: Program,
     /// BF16 fallback program; `None` if no tensor is quantized.
     pub fallback: Option<Program>,
+    /// Program of the steps with forward GEMMs in BF16; `None` without a repair in the policy.
+    pub repaired: Option<Program>,
     /// Its prediction.
     pub prediction: DryRun,
     /// Prediction of the same plan in BF16, if any tensor is quantized.
@@ -27,6 +32,14 @@ pub struct Planned {
 }
 
 impl Planned {
+    /// Size of an arena in which the program can be lowered again with the GEMMs of any of its
+    /// weights in BF16, and with all forward GEMMs in BF16 if the policy has a repair.
+    pub fn arena_bytes(&self) -> usize {
+        let programs = [Some(&self.program), self.repaired.as_ref()].into_iter().flatten();
+        let bytes = |program| arena_bytes_with_fallback(program, self.fallback.as_ref());
+        programs.map(bytes).max().unwrap_or_default()
+    }
+
     /// The unsupported formats of the policy, over all pipeline stages.
     ///
     /// # Errors

@@ -86,6 +86,9 @@ pub struct Guards {
     #[serde(default)]
     is_nonfinite: bool,
     nonfinite_steps: u32,
+    /// Last step of a repair after a loss spike.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    repair_until: Option<u64>,
     events: Vec<GuardEvent>,
     events_dropped: u64,
 }
@@ -102,6 +105,7 @@ impl Guards {
             verdict: LossVerdict::Calm,
             is_nonfinite: false,
             nonfinite_steps: 0,
+            repair_until: None,
             events: Vec::new(),
             events_dropped: 0,
         }
@@ -318,6 +322,17 @@ impl Guards {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Starts a repair after a loss spike: until and with `step`, forward GEMMs run in BF16.
+    pub fn repair_until(&mut self, step: u64) {
+        self.repair_until = Some(step);
+    }
+
+    /// Whether a repair after a loss spike includes `step`.
+    #[must_use]
+    pub fn is_repairing(&self, step: u64) -> bool {
+        self.repair_until.is_some_and(|last| step <= last)
     }
 
     /// Indices of the weights whose GEMMs are to be computed in BF16, ascending.

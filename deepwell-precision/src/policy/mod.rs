@@ -12,6 +12,8 @@
 //! keep_first_last_bf16 = true   # the first and the last linear tensor stay BF16
 //! scale_order = "deepwell"      # deepwell | te: arithmetic of NVFP4's scales
 //! last_blocks = { percent = 15, format = "mxfp8" }    # the default of nvfp4; 0 for none
+//! repair = { forward = "bf16", percent = 18 }    # fprop in BF16 in the last 18 % of the steps;
+//!                               # `spike_steps = 200`: also so long after a loss spike
 //!
 //! gemm = "native"               # native | emulated: BF16 GEMMs on dequantized operands
 //!
@@ -54,6 +56,7 @@ mod error;
 mod name_or_table;
 mod operands;
 mod recipe;
+mod repair;
 mod toml_text;
 
 pub use error::PolicyError;
@@ -62,6 +65,7 @@ pub use operands::OperandSetting;
 use operands::{OperandSettings, overlay};
 use recipe::block_count;
 pub use recipe::{LastBlocks, RecipePart};
+pub use repair::Repair;
 
 /// Names accepted by [`PrecisionPolicy::preset`].
 pub const PRESETS: &[&str] =
@@ -85,6 +89,8 @@ pub struct PrecisionPolicy {
     scale_order: ScaleOrder,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     last_blocks: Option<LastBlocks>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    repair: Option<Repair>,
     rules: Vec<Rule>,
     forced_bf16: Vec<Forced>,
 }
@@ -141,6 +147,7 @@ impl PrecisionPolicy {
             operands: OperandSettings::new(),
             scale_order: ScaleOrder::Deepwell,
             last_blocks: None,
+            repair: None,
             rules: Vec::new(),
             forced_bf16: Vec::new(),
         }

@@ -206,7 +206,7 @@ fn refused_operands() {
             "wgrd = 'bf16'",
             "p.toml:1:1: unknown field `wgrd`, expected one of `precision`, `scale_rule`, \
              `granularity`, `weight_block`, `fallback`, `keep_first_last_bf16`, `gemm`, \
-             `scale_order`, `last_blocks`, `fprop`, `dgrad`, `wgrad`, `rule`\n\
+             `scale_order`, `last_blocks`, `repair`, `fprop`, `dgrad`, `wgrad`, `rule`\n\
              hint: the nearest key is `wgrad`",
         ),
         (

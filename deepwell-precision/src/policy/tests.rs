@@ -247,7 +247,7 @@ fn refused_text() {
             "precision = 'mxfp8'\n  speed = 3",
             "p.toml:2:3: unknown field `speed`, expected one of `precision`, `scale_rule`, \
              `granularity`, `weight_block`, `fallback`, `keep_first_last_bf16`, `gemm`, \
-             `scale_order`, `last_blocks`, `fprop`, `dgrad`, `wgrad`, `rule`",
+             `scale_order`, `last_blocks`, `repair`, `fprop`, `dgrad`, `wgrad`, `rule`",
         ),
         (
             "[[rule]]\ntensors = '*'\nformat = 'fp4'",

@@ -7,7 +7,7 @@ use toml::Spanned;
 
 use super::error::{PolicyError, unknown_key_hint};
 use super::operands::{OperandSetting, OperandSettings, overlay};
-use super::{LastBlocks, PRESETS, PrecisionPolicy, Rule, name_or_table};
+use super::{LastBlocks, PRESETS, PrecisionPolicy, Repair, Rule, name_or_table};
 use crate::nvfp4::ScaleOrder;
 use crate::{
     BlockShape, Fallback, Format, GemmKind, GemmMode, Granularity, OperandClass, ScaleRule,
@@ -25,6 +25,7 @@ struct PolicyFile {
     gemm: Option<GemmMode>,
     scale_order: Option<ScaleOrder>,
     last_blocks: Option<Spanned<LastBlocks>>,
+    repair: Option<Spanned<Repair>>,
     fprop: Option<Operands<Fprop>>,
     dgrad: Option<Operands<Dgrad>>,
     wgrad: Option<Operands<Wgrad>>,
@@ -127,6 +128,8 @@ struct PolicyOut<'a> {
     scale_order: ScaleOrder,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_blocks: Option<LastBlocks>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repair: Option<Repair>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     fprop: Table<'a>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -245,6 +248,11 @@ impl PrecisionPolicy {
             let (start, last) = (last.span().start, *last.get_ref());
             policy.last_blocks = last.checked().map_err(|message| refuse(start, message, ""))?;
         }
+        if let Some(repair) = &file.repair {
+            let checked = repair.get_ref().checked();
+            let checked = checked.map_err(|message| refuse(repair.span().start, message, ""))?;
+            policy.repair = Some(checked);
+        }
         overlay(&mut policy.operands, &settings(file.fprop, file.dgrad, file.wgrad));
         for rule in file.rule {
             policy.rules.push(rule.read(source_name, &refuse, &at)?);
@@ -277,6 +285,7 @@ impl PrecisionPolicy {
             gemm: self.gemm,
             scale_order: self.scale_order,
             last_blocks: self.last_blocks.or(none),
+            repair: self.repair,
             fprop,
             dgrad,
             wgrad,

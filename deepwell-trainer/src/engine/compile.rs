@@ -5,8 +5,8 @@ use std::time::Duration;
 use deepwell_ir::{Graph, KernelCatalog, Op, PrecisionPolicy, Program, Recompute, Target, ValueId};
 use deepwell_kernels::Executor;
 use deepwell_plan::{
-    OptimizerSpec, Parallel, PlanRequest, Planned, arena_bytes_with_fallback, autoplan_stages,
-    lower_evaluation, precision_fallbacks,
+    OptimizerSpec, Parallel, PlanRequest, Planned, autoplan_stages, lower_evaluation,
+    precision_fallbacks,
 };
 use deepwell_probe::Hardware;
 
@@ -151,12 +151,12 @@ pub(crate) fn load(
 ) -> Result<Engine, TrainError> {
     let OpenDevice { backend, catalog, target } = device;
     let Compiled { graph, hardware, planned, evaluation, peers } = compiled;
-    let Planned { plan, program, fallback, mut prediction, precision, .. } = planned;
+    let planned_bytes = planned.arena_bytes();
+    let Planned { plan, program, repaired, mut prediction, precision, .. } = planned;
     let target = target.as_rank(program.target.ranks.clone());
     check_document_end(&program, options.document_end)?;
     // A program with other GEMMs in BF16 is loaded into the same arena.
-    let with_fallback = arena_bytes_with_fallback(&program, fallback.as_ref());
-    let arena_bytes = with_fallback.max(evaluation.arena.bytes);
+    let arena_bytes = planned_bytes.max(evaluation.arena.bytes);
     prediction.reserve(arena_bytes, &target);
     let mut executor = Executor::new(backend, arena_bytes)?;
     let gemms = gemms_of(&graph);
@@ -166,6 +166,7 @@ pub(crate) fn load(
     executor.backend_mut().reserve_host_copies(inputs, outputs)?;
     let per_step = RunCounts::of_step(&program);
     let per_evaluation = RunCounts::of_evaluation(&evaluation);
+    let flop_share_planned = share_with_repair(&plan.policy, per_step, repaired.as_ref());
     let training = executor.load(program)?;
     let evaluation = executor.load(evaluation)?;
     Ok(Engine {
@@ -193,8 +194,24 @@ pub(crate) fn load(
         per_step,
         per_evaluation,
         counts: RunCounts::default(),
-        flop_share_planned: per_step.quantized_flop_share(),
+        flop_share_planned,
+        is_repaired: false,
     })
+}
+
+/// Quantized share of the FLOPs of a run that ends with a repair: of the blocks, and of the blocks
+/// and the head.
+fn share_with_repair(
+    policy: &PrecisionPolicy,
+    per_step: RunCounts,
+    repaired: Option<&Program>,
+) -> (f64, f64) {
+    let planned = per_step.quantized_flop_share();
+    let (Some(repair), Some(repaired)) = (policy.repair(), repaired) else { return planned };
+    let at_end = RunCounts::of_step(repaired).quantized_flop_share();
+    let end = f64::from(repair.percent) / 100.0;
+    let mean = |planned: f64, at_end: f64| (1.0 - end) * planned + end * at_end;
+    (mean(planned.0, at_end.0), mean(planned.1, at_end.1))
 }
 
 /// Requires a document-end token if and only if the graph masks documents.

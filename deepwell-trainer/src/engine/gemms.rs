@@ -34,16 +34,23 @@ pub(super) struct Counters {
     pub(super) id: ValueId,
     /// GEMMs that read the operand.
     pub(super) gemms: Arc<[usize]>,
-    /// Whether the format clips the largest elements of blocks by design: NVFP4 rounds its scales
-    /// to nearest, so that about half of them are too small. Guards ignore this clipping.
-    pub(super) clips_by_design: bool,
+    /// Whether the format has a tensor scale. Guards ignore two of its counters:
+    /// - Saturations: NVFP4 rounds block scales to nearest, so that about half of them are too
+    ///   small for the largest element.
+    /// - Clamped scales: a block whose largest element is below 2^-18.8 of the tensor's amax has a
+    ///   scale of 0. Healthy gradients of queries and keys have up to a fifth of such blocks. The
+    ///   elements of these blocks count as underflows, and an outlier makes most elements
+    ///   underflow.
+    pub(super) has_tensor_scale: bool,
 }
 
 impl Counters {
     pub(super) fn decode(&self, words: &[u64]) -> OperandStats {
         let counted = decode_statistics(words);
-        let saturations = if self.clips_by_design { 0 } else { counted.saturations };
-        let stats = QuantStats { saturations, ..counted };
+        let stats = match self.has_tensor_scale {
+            true => QuantStats { saturations: 0, scale_clamps: 0, ..counted },
+            false => counted,
+        };
         OperandStats { gemms: Arc::clone(&self.gemms), stats }
     }
 }
@@ -80,7 +87,7 @@ pub(super) fn statistics_of(program: &Program, gemms: &[Gemm]) -> Vec<Statistics
             Some(Counters {
                 id: quantization.statistics()?,
                 gemms: gemms.into_iter().collect(),
-                clips_by_design: matches!(scale, ScaleFormat::Ue4m3(_)),
+                has_tensor_scale: matches!(scale, ScaleFormat::Ue4m3(_)),
             })
         };
         call.quantizations().into_iter().filter_map(of).collect()
@@ -122,18 +129,18 @@ mod tests {
         assert_eq!(gemms.len(), 3 * of_second.len());
     }
 
-    /// Saturations by design of the format cause no fallback; all other statistics count.
+    /// Counters of events that a format causes by design move no GEMM; all other counters do.
     #[test]
-    fn guards_do_not_see_what_a_format_clips_by_design() {
+    fn guards_do_not_see_events_by_design_of_a_format() {
         // Largest magnitude, elements, underflows, saturations, scale clamps, non-finite values.
         let words = [u64::from(2f32.to_bits()), 1000, 3, 40, 5, 6];
-        for (clips_by_design, saturations) in [(true, 0), (false, 40)] {
+        for (has_tensor_scale, saturations, scale_clamps) in [(true, 0, 0), (false, 40, 5)] {
             let gemms = Arc::from([3, 7]);
-            let counters = Counters { id: ValueId(0), gemms, clips_by_design };
+            let counters = Counters { id: ValueId(0), gemms, has_tensor_scale };
             let OperandStats { gemms, stats } = counters.decode(&words);
             assert_eq!((&gemms[..], stats.saturations), (&[3, 7][..], saturations));
             assert_eq!((stats.amax, stats.elements, stats.underflows), (2.0, 1000, 3));
-            assert_eq!((stats.scale_clamps, stats.nonfinite), (5, 6));
+            assert_eq!((stats.scale_clamps, stats.nonfinite), (scale_clamps, 6));
         }
     }
 }

@@ -53,6 +53,8 @@ pub struct Engine {
     pub(super) per_evaluation: RunCounts,
     pub(super) counts: RunCounts,
     pub(super) flop_share_planned: (f64, f64),
+    /// Whether the forward GEMMs run in BF16, as the policy's repair says.
+    pub(super) is_repaired: bool,
 }
 
 impl Engine {
@@ -350,6 +352,25 @@ impl Engine {
     /// # Errors
     /// An index is out of range, or lowering fails.
     pub fn fall_back(&mut self, gemms: &[usize], reason: &str) -> Result<(), TrainError> {
+        self.set_precision(gemms, reason, self.is_repaired)
+    }
+
+    /// Whether the forward GEMMs run in BF16, as the policy's repair says.
+    pub fn is_repaired(&self) -> bool {
+        self.is_repaired
+    }
+
+    /// [`Engine::fall_back`], with the forward GEMMs in BF16 if `is_repaired` and the policy has a
+    /// repair. A collective of all ranks.
+    ///
+    /// # Errors
+    /// As [`Engine::fall_back`].
+    pub fn set_precision(
+        &mut self,
+        gemms: &[usize],
+        reason: &str,
+        is_repaired: bool,
+    ) -> Result<(), TrainError> {
         let forced = gemms.iter().map(|&index| {
             let gemm = self.gemms.get(index).ok_or_else(|| TrainError::Setting {
                 setting: "GEMMs that fall back",
@@ -360,7 +381,9 @@ impl Engine {
             Ok((gemm.weight.clone(), reason.to_string()))
         });
         let forced: Vec<(String, String)> = forced.collect::<Result<_, TrainError>>()?;
-        let policy = self.policy.clone().without_forced().force_bf16(forced);
+        let repaired = self.policy.repaired().filter(|_| is_repaired);
+        let policy = repaired.unwrap_or_else(|| self.policy.clone());
+        let policy = policy.without_forced().force_bf16(forced);
         let plan = Plan { policy, ..self.plan.clone() };
         let arena_bytes = self.executor.arena_bytes();
         let catalog = self.catalog.as_ref();
@@ -376,6 +399,7 @@ impl Engine {
         self.plan = Plan { precision: program.precision.clone(), ..plan };
         self.training = self.executor.load(program)?;
         self.evaluation = self.executor.load(evaluation)?;
+        self.is_repaired = is_repaired;
         self.refresh_weight_copies()
     }
 
