@@ -67,7 +67,8 @@ pub use passes::{
     PipelineCut, Predict, RankSlices, Recompute, Serves, TensorPrecision, TensorRank,
     apply_precision, apply_precision_of_rank, apply_served_precision, check_split_blocks,
     context_parallel, cut_pipeline, defer_weight_gradients, expert_row_alignment, fuse,
-    keep_layers, layer_kinds, mask_documents, quantizable_weights, recompute, tensor_parallel,
+    keep_layers, layer_kinds, mask_documents, measure_products, quantizable_weights, recompute,
+    tensor_parallel,
 };
 pub use program::{
     ALIGNMENT_BYTES, Access, Accumulate, Arena, Arrival, Body, BodyId, ByteRange, Call, Cost,

@@ -288,6 +288,10 @@ ops! {
     Quantize,
     /// Block quantization to the rowwise and the columnwise operand of GEMMs, in two formats.
     QuantizeOperands,
+    /// The part of an operand that an output tile of a GEMM reads.
+    SampleOperand,
+    /// The error of a quantized GEMM, on one tile of its output.
+    ProductError,
     /// Quantized data and scales back to high precision.
     Dequantize,
     /// Stochastically rounded elements of a quantized operand.
@@ -358,6 +362,7 @@ impl Op {
             Op::Dequantize(op) => vec![op.format],
             Op::StochasticRound(op) => vec![op.format],
             Op::ScaledGemm(op) => vec![op.a, op.b],
+            Op::ProductError(op) => vec![op.a, op.b],
             Op::ScaledGroupedGemm(op) => vec![op.a, op.b],
             Op::DualGemm(op) => op.gemm.formats(),
             Op::AdamW(op) => {

@@ -26,8 +26,8 @@ use crate::run_log::Log;
 use crate::run_paths;
 use crate::stalls::UnreportedStalls;
 use crate::{
-    Engine, ExpertRows, LearningRateSchedule, OperandStats, PendingStep, Settings, StepOutcome,
-    TrainError,
+    Engine, ExpertRows, LearningRateSchedule, OperandStats, PendingStep, ProductSums, Settings,
+    StepOutcome, TrainError,
 };
 
 /// Longest checkpoint stall, in steps, that is not reported.
@@ -247,7 +247,13 @@ impl<'r> Fit<'r> {
             self.position.audit = Some(audit.finish());
             Begun::Audited(outcome)
         } else {
-            Begun::Pending(self.engine.start_step(inputs, targets, learning_rate, clip)?)
+            let every = self.settings.guards.product_every_steps;
+            let measures = self.engine.can_measure() && every > 0 && step.is_multiple_of(every);
+            let pending = match measures {
+                true => self.engine.start_measured_step(inputs, targets, learning_rate, clip)?,
+                false => self.engine.start_step(inputs, targets, learning_rate, clip)?,
+            };
+            Begun::Pending(pending)
         };
         Ok(self.in_flight.replace(InFlight {
             step,
@@ -366,12 +372,16 @@ impl<'r> Fit<'r> {
     fn guard(&mut self, outcome: &StepOutcome, has_loss: bool) -> Result<(), TrainError> {
         let step = self.position.step;
         let statistics = self.engine.statistics_by_phase()?;
+        let products = self.engine.products()?;
         let guards = &mut self.position.guards;
         for (phase, OperandStats { gemms, stats }) in &statistics {
             match phase {
                 Phase::Backward => guards.observe_backward_tensor(step, gemms, stats),
                 _ => guards.observe_tensor(step, gemms, stats),
             }
+        }
+        for ProductSums { gemm, kind, signal, error } in products {
+            guards.observe_product(gemm, kind, signal, error);
         }
         if has_loss {
             guards.observe_loss(step, outcome.loss, outcome.grad_norm);

@@ -96,8 +96,8 @@ pub use deepwell_report as report;
 pub use device::{Catalog, Device, Devices, OpenDevice};
 pub use documents::Documents;
 pub use engine::{
-    CompileOptions, Engine, ExpertLoad, Gemm, GemmCounts, OperandStats, PendingStep, RunCounts,
-    StepOutcome, StepTime, compile, compile_on, optimize,
+    CompileOptions, Engine, ExpertLoad, Gemm, GemmCounts, OperandStats, PendingStep, ProductSums,
+    RunCounts, StepOutcome, StepTime, compile, compile_on, optimize,
 };
 pub use error::TrainError;
 pub use exit_status::ExitStatus;

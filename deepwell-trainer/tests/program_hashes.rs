@@ -73,6 +73,7 @@ fn plan(
         optimizer: Default::default(),
         bucket_bytes: 4 << 20,
         capacity_factor: None,
+        measures_products: false,
         one_stream: false,
         parallel,
         stages,

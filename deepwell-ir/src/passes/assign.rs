@@ -343,6 +343,7 @@ pub(super) fn reads_master(op: &Op, index: usize) -> bool {
     match op {
         Op::RouterLogits(_) | Op::Route(_) => index >= 1,
         Op::RouterLogitsBackward(_) => index == 2,
+        Op::SampleOperand(_) => true,
         Op::Attention(op) => op.heads.sinks && index == 3,
         Op::AttentionBackward(op) => op.heads.sinks && index == 6,
         _ => false,

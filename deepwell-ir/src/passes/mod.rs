@@ -1,6 +1,6 @@
 //! Passes over a captured graph (keep_layers, documents, tensor_parallel, pipeline) and, in this
-//! order, over a differentiated graph: recompute, precision, context_parallel, fuse,
-//! weight_gradients.
+//! order, over a differentiated graph: recompute, precision, product_errors (only of a program that
+//! measures), context_parallel, fuse, weight_gradients.
 
 mod assign;
 mod context_parallel;
@@ -10,6 +10,7 @@ mod keep_layers;
 mod pipeline;
 mod precision;
 mod predict;
+mod product_errors;
 mod quantize_operands;
 mod recompute;
 mod tensor_parallel;
@@ -26,6 +27,7 @@ pub use precision::{
     RankSlices, Serves, apply_precision, apply_precision_of_rank, apply_served_precision,
 };
 pub use predict::Predict;
+pub use product_errors::measure_products;
 pub use recompute::{Recompute, recompute};
 pub use tensor_parallel::{TensorRank, tensor_parallel};
 pub use tensor_precision::TensorPrecision;

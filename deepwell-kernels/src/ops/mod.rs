@@ -36,6 +36,7 @@ pub mod layer_norm;
 pub mod linear;
 pub mod linear_cross_entropy;
 pub mod permute;
+pub mod product_error;
 pub mod quantize;
 pub mod relu;
 pub mod rms_norm;
@@ -87,6 +88,7 @@ pub(crate) const OPS: &[OpKernels] = &[
     linear::KERNELS,
     linear_cross_entropy::KERNELS,
     permute::KERNELS,
+    product_error::KERNELS,
     scaled_gemm::KERNELS,
     selection_bias::KERNELS,
     split_columns::KERNELS,

@@ -112,6 +112,8 @@ mod nccl;
 mod norm_quantize;
 #[path = "../../src/ops/permute/tests/cuda.rs"]
 mod permute;
+#[path = "../../src/ops/product_error/tests/cuda.rs"]
+mod product_error;
 #[cfg(feature = "emulated")]
 mod proofs;
 #[cfg(feature = "emulated")]

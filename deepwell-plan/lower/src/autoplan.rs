@@ -38,9 +38,17 @@ impl Planned {
         let program = lower(graph, &self.plan, catalog, &target)?;
         let fallback = lower_fallback(graph, &self.plan, &program, catalog, &target)?;
         let repaired = self.plan.repaired();
-        let repaired = repaired.map(|plan| lower(graph, &plan, catalog, &target)).transpose()?;
-        Ok(Planned { program, fallback, repaired, ..self.clone() })
+        let lower = |plan: Plan| lower(graph, &plan, catalog, &target);
+        let repaired = repaired.map(lower).transpose()?;
+        let measured = self.plan.measured().map(lower).transpose()?;
+        let measuring_bytes = measuring_bytes(&program, measured.as_ref());
+        Ok(Planned { program, fallback, repaired, measuring_bytes, ..self.clone() })
     }
+}
+
+/// Bytes by which the arena of the steps that measure exceeds that of other steps.
+fn measuring_bytes(program: &Program, measured: Option<&Program>) -> usize {
+    measured.map_or(0, |measured| measured.arena.bytes.saturating_sub(program.arena.bytes))
 }
 
 /// Plans for the device of `target`. See [`autoplan_ranks`].
@@ -217,10 +225,12 @@ fn attempt(
     };
     let fallbacks = in_precision(fallback_plan(&candidate, &programs[0]))?;
     let repaired = in_precision(candidate.repaired())?;
+    let measured = in_precision(candidate.measured())?;
     for (index, program) in programs.iter().enumerate() {
         let bytes = |program| arena_bytes_with_fallback(program, fallbacks.get(index));
         let of_repair = repaired.get(index).map_or(0, bytes);
-        prediction.reserve(bytes(program).max(of_repair), &program.target);
+        let further = measuring_bytes(program, measured.get(index));
+        prediction.reserve(bytes(program).max(of_repair) + further, &program.target);
     }
     let peak_bytes = prediction.peak_bytes();
     if peak_bytes > limit_bytes {
@@ -236,6 +246,7 @@ fn attempt(
     let precision = programs.iter().flat_map(|it| it.precision.clone()).collect();
     Ok(Attempt::Fits(Box::new(Planned {
         plan: candidate,
+        measuring_bytes: measuring_bytes(&programs[0], measured.first()),
         program: programs.swap_remove(0),
         fallback: fallbacks.into_iter().next(),
         repaired: repaired.into_iter().next(),

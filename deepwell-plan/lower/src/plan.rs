@@ -3,6 +3,7 @@
 use std::fmt;
 
 use deepwell_ir::{PrecisionPolicy, Recompute, TensorPrecision, Tile};
+use deepwell_precision::{GemmMode, ScaleFormat};
 use serde::{Deserialize, Serialize};
 
 use crate::{Parallel, format_bytes};
@@ -95,6 +96,9 @@ pub struct Plan {
     /// operands longer: more memory, less time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub one_stream: bool,
+    /// Whether the program measures the error of its quantized GEMMs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub measures_products: bool,
     /// Degrees of parallelism.
     #[serde(default, skip_serializing_if = "Parallel::is_single")]
     pub parallel: Parallel,
@@ -121,6 +125,16 @@ impl Plan {
     /// The plan of the steps with forward GEMMs in BF16; `None` without a repair in the policy.
     pub fn repaired(&self) -> Option<Plan> {
         self.policy.repaired().map(|policy| Plan { policy, ..self.clone() })
+    }
+
+    /// The plan of the steps that measure the error of quantized GEMMs: of formats with a tensor
+    /// scale, multiplied as they are, where a rank has whole master weights. `None` for others.
+    pub fn measured(&self) -> Option<Plan> {
+        let format = self.policy.format().quantized();
+        let has_tensor_scale = format.is_some_and(|it| matches!(it.scale, ScaleFormat::Ue4m3(_)));
+        let is_native = self.policy.gemm() == GemmMode::Native;
+        let is_measured = has_tensor_scale && is_native && self.parallel.zero == 0;
+        is_measured.then(|| Plan { measures_products: true, ..self.clone() })
     }
 
     /// Tokens per sequence on a rank.

@@ -19,6 +19,8 @@ pub struct Planned {
     pub fallback: Option<Program>,
     /// Program of the steps with forward GEMMs in BF16; `None` without a repair in the policy.
     pub repaired: Option<Program>,
+    /// Further bytes of the arena for the steps that measure the error of GEMMs.
+    pub measuring_bytes: usize,
     /// Its prediction.
     pub prediction: DryRun,
     /// Prediction of the same plan in BF16, if any tensor is quantized.
@@ -33,11 +35,12 @@ pub struct Planned {
 
 impl Planned {
     /// Size of an arena in which the program can be lowered again with the GEMMs of any of its
-    /// weights in BF16, and with all forward GEMMs in BF16 if the policy has a repair.
+    /// weights in BF16, with all forward GEMMs in BF16 if the policy has a repair, and with
+    /// measurements of GEMMs.
     pub fn arena_bytes(&self) -> usize {
         let programs = [Some(&self.program), self.repaired.as_ref()].into_iter().flatten();
         let bytes = |program| arena_bytes_with_fallback(program, self.fallback.as_ref());
-        programs.map(bytes).max().unwrap_or_default()
+        programs.map(bytes).max().unwrap_or_default() + self.measuring_bytes
     }
 
     /// The unsupported formats of the policy, over all pipeline stages.

@@ -39,6 +39,7 @@ pub fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -> Plan 
         optimizer: request.optimizer.clone(),
         bucket_bytes: Plan::BUCKET_BYTES,
         capacity_factor: capacity_factor(graph),
+        measures_products: false,
         one_stream: false,
         parallel: Parallel::default(),
         stages: Vec::new(),

@@ -41,6 +41,30 @@ pub struct GuardConfig {
     ///
     /// Default 3: a single odd batch does not recompile a model.
     pub strikes_max: u32,
+    /// Steps between two measurements of the error of quantized GEMMs, in formats with a tensor
+    /// scale; 0 for none.
+    ///
+    /// Default 64: less than a thousandth of the time of the steps.
+    #[serde(skip_serializing_if = "is_default_interval")]
+    pub product_every_steps: u64,
+    /// Smallest ratio of signal to error of a product, in squares; a lower ratio counts against the
+    /// GEMMs.
+    ///
+    /// Default 10 (10 dB). NVFP4 with stochastic rounding of gradients has a ratio of 30 to 40 for
+    /// most data.
+    #[serde(skip_serializing_if = "is_default_ratio")]
+    pub product_ratio_min: f32,
+    /// Largest factor between the median ratio of a GEMM and its ratio; a larger factor counts
+    /// against the GEMMs.
+    ///
+    /// Default 2.5 (4 dB): the noise of a measurement is a few percent.
+    #[serde(skip_serializing_if = "is_default_drop")]
+    pub product_drop_max: f32,
+    /// Consecutive measurements that must count against GEMMs before they offend.
+    ///
+    /// Default 2: within 128 steps.
+    #[serde(skip_serializing_if = "is_default_product_strikes")]
+    pub product_strikes_max: u32,
     /// Steps in BF16 after the first fallback.
     ///
     /// Default 200: several tens of times the cost of recompilation.
@@ -91,6 +115,26 @@ fn is_default_departure(factor: &f32) -> bool {
     *factor == GuardConfig::default().spike_departure_min
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+fn is_default_interval(steps: &u64) -> bool {
+    *steps == GuardConfig::default().product_every_steps
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+fn is_default_ratio(ratio: &f32) -> bool {
+    *ratio == GuardConfig::default().product_ratio_min
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+fn is_default_drop(factor: &f32) -> bool {
+    *factor == GuardConfig::default().product_drop_max
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+fn is_default_product_strikes(strikes: &u32) -> bool {
+    *strikes == GuardConfig::default().product_strikes_max
+}
+
 impl Default for GuardConfig {
     fn default() -> Self {
         Self {
@@ -100,6 +144,10 @@ impl Default for GuardConfig {
             amax_growth_max: 65536.0,
             amax_history_len: 16,
             strikes_max: 3,
+            product_every_steps: 64,
+            product_ratio_min: 10.0,
+            product_drop_max: 2.5,
+            product_strikes_max: 2,
             backoff_steps: 200,
             probation_steps: 100,
             fallbacks_max: 3,

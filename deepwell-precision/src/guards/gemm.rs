@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::GuardConfig;
 use super::departure::{Departure, History};
+use super::product::{LowProduct, Products};
 use super::window::Window;
 use crate::{BLOCK, QuantStats};
 
@@ -54,6 +55,9 @@ pub(super) struct Evidence {
     /// Whether the GEMMs read the step's first operand with non-finite values.
     #[serde(default)]
     pub(super) is_first_nonfinite: bool,
+    /// A product with too large an error.
+    #[serde(default)]
+    pub(super) product: Option<LowProduct>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -67,12 +71,19 @@ pub(super) struct Gemm {
     /// History of the other measures, over the same steps.
     #[serde(default)]
     pub(super) history: History,
+    /// Signal-to-error ratios of the products.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(super) products: Products,
     pub(super) evidence: Evidence,
     /// Consecutive steps that counted against the GEMMs.
     pub(super) strikes: u32,
     pub(super) fallbacks: u32,
     /// Duration of the next fallback, steps.
     pub(super) backoff_steps: u64,
+}
+
+fn is_default(products: &Products) -> bool {
+    *products == Products::default()
 }
 
 impl Gemm {
@@ -83,6 +94,7 @@ impl Gemm {
             counters: QuantStats::default(),
             amax_history: Window::new(config.amax_history_len),
             history: History::default(),
+            products: Products::default(),
             evidence: Evidence::default(),
             strikes: 0,
             fallbacks: 0,
@@ -175,6 +187,7 @@ impl Gemm {
     pub(super) fn fall_back(&mut self, step: u64, config: &GuardConfig) -> Option<u64> {
         self.fallbacks += 1;
         self.strikes = 0;
+        self.products = Products::default();
         let for_good = self.fallbacks >= config.fallbacks_max;
         let until_step = (!for_good).then(|| step.saturating_add(self.backoff_steps));
         self.backoff_steps = self.backoff_steps.saturating_mul(2);

@@ -13,6 +13,9 @@
 //! - A step counts against a GEMM if an operand crosses a threshold of [`GuardConfig`]; several
 //!   such steps in a row are an *offence*. After a loss spike every GEMM with a step against it
 //!   offends at once.
+//! - A product whose error is too large, measured every [`GuardConfig::product_every_steps`] steps
+//!   ([`Guards::observe_product`]), counts against its GEMMs; two such measurements in a row are an
+//!   offence.
 //! - A loss spike also makes the GEMMs offend that depart most from their own history, even if no
 //!   threshold was crossed. The measures are amax, amax of the backward pass, and the shares of
 //!   underflow, saturation and clamped scales, each divided by its median in the last
@@ -33,6 +36,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
+use crate::operand::GemmKind;
 use crate::{Fallback, QuantStats};
 
 mod config;
@@ -40,6 +44,7 @@ mod departure;
 mod event;
 mod gemm;
 mod loss;
+mod product;
 mod window;
 
 pub use config::GuardConfig;
@@ -147,6 +152,14 @@ impl Guards {
             gemm.evidence.is_first_nonfinite |= is_first_nonfinite;
             self.is_nonfinite |= is_first_nonfinite;
         }
+    }
+
+    /// Records a measurement of a product of `gemm`: sums of squares of the product of the
+    /// unquantized operands, and of its error. Unknown indices are ignored.
+    pub fn observe_product(&mut self, gemm: usize, kind: GemmKind, signal: f64, error: f64) {
+        let Some(gemm) = self.gemms.get_mut(gemm) else { return };
+        let low = gemm.products.observe(kind, (signal, error), &self.config);
+        gemm.evidence.product = gemm.evidence.product.or(low);
     }
 
     /// Records the loss of the step and the global gradient norm before clipping.
@@ -264,7 +277,9 @@ impl Guards {
     ) -> Option<String> {
         let gemm = &mut self.gemms[index];
         let strikes_max = self.config.strikes_max;
+        let product = gemm.evidence.product;
         match gemm.judge(&self.config) {
+            _ if let Some(product) = product => Some(product.reason()),
             Some(reason) if gemm.strikes >= strikes_max => {
                 Some(format!("{reason}, {} steps in a row", gemm.strikes))
             }

@@ -33,11 +33,15 @@ impl Repair {
     /// A message about a wrong value.
     pub(super) fn checked(self) -> Result<Self, String> {
         if self.forward != Format::Bf16 {
-            return Err(format!("expected `bf16` as `forward` of a repair, got `{}`", self.forward));
+            return Err(format!(
+                "expected `bf16` as `forward` of a repair, got `{}`",
+                self.forward
+            ));
         }
         match (self.percent, self.spike_steps) {
             (0, 0) => {
-                Err("expected `percent` or `spike_steps` in a repair, got `forward` alone".to_owned())
+                Err("expected `percent` or `spike_steps` in a repair, got `forward` alone"
+                    .to_owned())
             }
             (101.., _) => {
                 Err(format!("expected 0 to 100 `percent` of the steps, got {}", self.percent))

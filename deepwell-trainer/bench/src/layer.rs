@@ -132,6 +132,7 @@ pub(super) fn step(
         optimizer: OptimizerSpec::default(),
         bucket_bytes: Plan::BUCKET_BYTES,
         capacity_factor: None,
+        measures_products: false,
         one_stream: false,
         parallel: Parallel::default(),
         stages: Vec::new(),

@@ -11,6 +11,7 @@ use deepwell_plan::{
 use deepwell_probe::Hardware;
 
 use super::gemms::{gemms_of, statistics_of};
+use super::products::Products;
 use super::routing::load_counters;
 use super::steps::Steps;
 use super::{Engine, RunCounts};
@@ -167,9 +168,10 @@ pub(crate) fn load(
     let per_step = RunCounts::of_step(&program);
     let per_evaluation = RunCounts::of_evaluation(&evaluation);
     let flop_share_planned = share_with_repair(&plan.policy, per_step, repaired.as_ref());
+    let products = vec![Products::default(); program.bodies.len()];
     let training = executor.load(program)?;
     let evaluation = executor.load(evaluation)?;
-    Ok(Engine {
+    let mut engine = Engine {
         graph,
         gemms,
         hardware,
@@ -196,7 +198,11 @@ pub(crate) fn load(
         counts: RunCounts::default(),
         flop_share_planned,
         is_repaired: false,
-    })
+        measuring: None,
+        products,
+    };
+    engine.load_measuring()?;
+    Ok(engine)
 }
 
 /// Quantized share of the FLOPs of a run that ends with a repair: of the blocks, and of the blocks

@@ -3,7 +3,9 @@
 mod compile;
 mod counts;
 mod gemms;
+mod measure;
 mod model;
+mod products;
 mod routing;
 mod shards;
 mod slices;
@@ -16,6 +18,7 @@ pub(crate) use self::compile::{Compiled, load, planned};
 pub use self::counts::{GemmCounts, RunCounts};
 pub use self::gemms::{Gemm, OperandStats};
 pub use self::model::Engine;
+pub use self::products::ProductSums;
 pub use self::routing::ExpertLoad;
 pub(crate) use self::slices::{Moment, is_gathered, part, slice_of};
 pub use self::steps::{PendingStep, StepOutcome, StepTime};

@@ -8,6 +8,7 @@ use deepwell_probe::Hardware;
 
 use super::RunCounts;
 use super::gemms::{Gemm, Statistics, statistics_of};
+use super::products::{Measuring, Products};
 use super::routing::{LoadCounters, load_counters};
 use super::slices::is_gathered;
 use super::steps::Steps;
@@ -41,6 +42,11 @@ pub struct Engine {
     pub(super) statistics: Vec<Statistics>,
     /// Loads of experts of each body.
     pub(super) loads: Vec<std::sync::Arc<[LoadCounters]>>,
+    /// The program of the steps that measure products; `None` without a product to measure.
+    pub(super) measuring: Option<Measuring>,
+    /// Products that the loaded training program measures, by body: none, but in steps that
+    /// measure.
+    pub(super) products: Vec<Products>,
     pub(super) steps: Steps,
     pub(super) skipped_steps: u64,
     /// Number of begun steps and the seed, for stochastic rounding.
@@ -397,9 +403,12 @@ impl Engine {
         self.per_step = RunCounts::of_step(&program);
         self.per_evaluation = RunCounts::of_evaluation(&evaluation);
         self.plan = Plan { precision: program.precision.clone(), ..plan };
+        self.measuring = None;
+        self.products = vec![Products::default(); program.bodies.len()];
         self.training = self.executor.load(program)?;
         self.evaluation = self.executor.load(evaluation)?;
         self.is_repaired = is_repaired;
+        self.load_measuring()?;
         self.refresh_weight_copies()
     }
 

@@ -13,6 +13,7 @@ use deepwell_ir::{Invocation, Phase, ValueId};
 use deepwell_kernels::{KernelError, Observer, READBACKS};
 use deepwell_plan::Parallel;
 
+use super::products::add_products;
 use super::routing::{ExpertLoad, add_load};
 use super::steps::{PendingReadback, PendingStep, StepOutcome, StepResults, StepTime};
 use super::{Engine, OperandStats};
@@ -262,7 +263,8 @@ impl Engine {
     fn read_later(&mut self, invocation: &Invocation, is_last: bool) -> Result<(), TrainError> {
         let statistics = Arc::clone(&self.statistics[invocation.body.index()]);
         let loads = Arc::clone(&self.loads[invocation.body.index()]);
-        if statistics.is_empty() && loads.is_empty() && !is_last {
+        let products = Arc::clone(&self.products[invocation.body.index()]);
+        if statistics.is_empty() && loads.is_empty() && products.is_empty() && !is_last {
             return Ok(());
         }
         while self.steps.readbacks.len() >= READBACKS {
@@ -271,6 +273,7 @@ impl Engine {
         let program = self.training.program();
         let mut values: Vec<ValueId> = statistics.iter().map(|counters| counters.id).collect();
         values.extend(loads.iter().map(|load| load.id));
+        values.extend(products.iter().map(|product| product.id));
         if is_last {
             let host = &program.host;
             let (Some(loss), Some(grad_norm), Some(counters)) =
@@ -291,6 +294,7 @@ impl Engine {
             readback,
             pass,
             statistics,
+            products,
             loads,
             is_last,
         });
@@ -303,10 +307,12 @@ impl Engine {
         let mut counters = vec![[0u64; Quantize::STATISTICS]; pending.statistics.len()];
         let mut loads: Vec<Vec<i32>> =
             pending.loads.iter().map(|load| vec![0; 2 * load.experts]).collect();
+        let mut products = vec![[0f32; 2]; pending.products.len()];
         let mut scalars = ([0f32; 1], [0f32; 1], [0u64; 2]);
         let mut bytes: Vec<&mut [u8]> =
             counters.iter_mut().map(|words| cast_slice_mut(words.as_mut_slice())).collect();
         bytes.extend(loads.iter_mut().map(|load| cast_slice_mut(load.as_mut_slice())));
+        bytes.extend(products.iter_mut().map(|sums| cast_slice_mut(sums.as_mut_slice())));
         if pending.is_last {
             bytes.push(cast_slice_mut(&mut scalars.0));
             bytes.push(cast_slice_mut(&mut scalars.1));
@@ -323,6 +329,9 @@ impl Engine {
         let counted = pending.statistics.iter().zip(&counters);
         results.counted.extend(counted.map(|(of, words)| of.decode(words)));
         results.passes.resize(results.counted.len(), pending.pass);
+        for (of, sums) in pending.products.iter().zip(&products) {
+            add_products(&mut results.products, of.decode(*sums));
+        }
         for (of, load) in pending.loads.iter().zip(&loads) {
             add_load(&mut results.loads, of, load);
         }

@@ -8,6 +8,7 @@ use deepwell_kernels::Readback;
 use serde::{Deserialize, Serialize};
 
 use super::gemms::Statistics;
+use super::products::{ProductSums, Products};
 use super::routing::{ExpertLoad, LoadCounters};
 use super::{OperandStats, RunCounts};
 
@@ -45,6 +46,7 @@ pub(super) struct PendingReadback {
     /// The pass of the counters.
     pub(super) pass: (u32, Phase, u32),
     pub(super) statistics: Statistics,
+    pub(super) products: Products,
     pub(super) loads: Arc<[LoadCounters]>,
     /// Whether the readback ends with loss, norm and counters of the step.
     pub(super) is_last: bool,
@@ -60,6 +62,8 @@ pub(super) struct StepResults {
     /// The pass of each statistic: micro-batch, phase and chunk.
     pub(super) passes: Vec<(u32, Phase, u32)>,
     pub(super) loads: Vec<ExpertLoad>,
+    /// Products, in a step that measures.
+    pub(super) products: Vec<ProductSums>,
     pub(super) since_staged_s: Option<f64>,
     pub(super) since_readback_s: Option<f64>,
     pub(super) has_gap: bool,
