@@ -139,7 +139,9 @@ pub use block_statistics::{BlockStatistics, BlockSums};
 pub use dequantize::dequantize_rows;
 pub use error::QuantizeError;
 pub use format::{Assignment, Fallback, Format, Role, TensorUse};
-pub use guards::{GemmState, GuardConfig, GuardError, GuardEvent, GuardEventKind, Guards};
+pub use guards::{
+    GemmState, GuardConfig, GuardError, GuardEvent, GuardEventKind, Guards, Observed,
+};
 pub use hadamard::Hadamard16;
 pub use names::UnknownName;
 pub use narrow::{e2m1, e2m3, e3m2};

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use deepwell_ir::Phase;
-use deepwell_precision::{GuardEvent, GuardEventKind, Guards};
+use deepwell_precision::{GuardEvent, GuardEventKind, Guards, Observed};
 
 use crate::audit::Audit;
 use crate::checkpoint::{self, Position};
@@ -374,11 +374,12 @@ impl<'r> Fit<'r> {
         let statistics = self.engine.statistics_by_phase()?;
         let products = self.engine.products()?;
         let guards = &mut self.position.guards;
-        for (phase, OperandStats { gemms, stats }) in &statistics {
-            match phase {
-                Phase::Backward => guards.observe_backward_tensor(step, gemms, stats),
-                _ => guards.observe_tensor(step, gemms, stats),
-            }
+        for (phase, OperandStats { gemms, has_tensor_scale, stats }) in &statistics {
+            let operand = Observed {
+                is_backward: *phase == Phase::Backward,
+                has_tensor_scale: *has_tensor_scale,
+            };
+            guards.observe_operand(step, gemms, stats, operand);
         }
         for ProductSums { gemm, kind, signal, error } in products {
             guards.observe_product(gemm, kind, signal, error);

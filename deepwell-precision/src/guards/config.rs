@@ -14,6 +14,14 @@ pub struct GuardConfig {
     /// are not normally distributed: small models that matched BF16's loss lost 5 to 6 % of a
     /// tensor this way. Block scaling is not suited to a tensor of which half underflows.
     pub underflow_fraction_max: f64,
+    /// [`GuardConfig::underflow_fraction_max`] for formats with elements of four bits.
+    ///
+    /// Default 0.9. An element of E2M1 underflows when it is 24 times smaller than the largest of
+    /// its block: llama-134m loses half of the gradient of a gated activation this way and holds
+    /// its loss (`benchmarks/nvfp4_h200_2026-11-30.md`). Under an outlier that dominates a tensor
+    /// nearly all elements underflow. The error of products is the finer signal.
+    #[serde(skip_serializing_if = "is_default_fp4_underflow")]
+    pub fp4_underflow_fraction_max: f64,
     /// Threshold for the saturated share of a tensor, 0 to 1; a step above the threshold counts
     /// against the tensor's GEMMs. Only the OCP floor rule saturates at all.
     ///
@@ -116,6 +124,11 @@ fn is_default_departure(factor: &f32) -> bool {
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+fn is_default_fp4_underflow(share: &f64) -> bool {
+    *share == GuardConfig::default().fp4_underflow_fraction_max
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
 fn is_default_interval(steps: &u64) -> bool {
     *steps == GuardConfig::default().product_every_steps
 }
@@ -139,6 +152,7 @@ impl Default for GuardConfig {
     fn default() -> Self {
         Self {
             underflow_fraction_max: 0.5,
+            fp4_underflow_fraction_max: 0.9,
             saturation_fraction_max: 0.03,
             scale_clamp_fraction_max: 0.01,
             amax_growth_max: 65536.0,

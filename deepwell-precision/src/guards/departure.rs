@@ -62,7 +62,7 @@ impl History {
         let History { backward_amax, underflow, saturation, scale_clamp } = self;
         for (window, value) in [
             (backward_amax, evidence.backward_amax),
-            (underflow, evidence.underflow_fraction as f32),
+            (underflow, evidence.largest_underflow()),
             (saturation, evidence.saturation_fraction as f32),
             (scale_clamp, evidence.scale_clamp_fraction as f32),
         ] {
@@ -78,7 +78,7 @@ impl History {
         let rows = [
             ("amax", amax, evidence.amax, false),
             ("amax of the backward pass", backward_amax, evidence.backward_amax, false),
-            ("underflow to zero", underflow, evidence.underflow_fraction as f32, true),
+            ("underflow to zero", underflow, evidence.largest_underflow(), true),
             ("saturation", saturation, evidence.saturation_fraction as f32, true),
             ("clamped scales", scale_clamp, evidence.scale_clamp_fraction as f32, true),
         ];

@@ -15,10 +15,10 @@ use alloc::string::String;
 
 use serde::{Deserialize, Serialize};
 
-use super::GuardConfig;
 use super::departure::{Departure, History};
 use super::product::{LowProduct, Products};
 use super::window::Window;
+use super::{GuardConfig, Observed};
 use crate::{BLOCK, QuantStats};
 
 /// Precision that the guards assign to the GEMMs of a weight.
@@ -49,6 +49,9 @@ pub(super) struct Evidence {
     #[serde(default)]
     pub(super) backward_amax: f32,
     pub(super) underflow_fraction: f64,
+    /// Of operands in formats with a tensor scale.
+    #[serde(default)]
+    pub(super) fp4_underflow_fraction: f64,
     pub(super) saturation_fraction: f64,
     pub(super) scale_clamp_fraction: f64,
     pub(super) nonfinite: u64,
@@ -58,6 +61,13 @@ pub(super) struct Evidence {
     /// A product with too large an error.
     #[serde(default)]
     pub(super) product: Option<LowProduct>,
+}
+
+impl Evidence {
+    /// The largest share of underflows, whatever the format.
+    pub(super) fn largest_underflow(&self) -> f32 {
+        self.underflow_fraction.max(self.fp4_underflow_fraction) as f32
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -109,24 +119,27 @@ impl Gemm {
         Self { state, strikes, fallbacks, backoff_steps, ..Self::new(name, config) }
     }
 
-    pub(super) fn observe(&mut self, stats: &QuantStats, is_backward: bool) {
+    pub(super) fn observe(&mut self, stats: &QuantStats, operand: Observed) {
         self.counters.merge(stats);
         if stats.elements == 0 {
             return;
         }
-        if is_backward {
-            self.evidence.backward_amax = self.evidence.backward_amax.max(stats.amax);
-        }
-        let blocks = stats.elements.div_ceil(BLOCK as u64);
         let evidence = &mut self.evidence;
+        if operand.is_backward {
+            evidence.backward_amax = evidence.backward_amax.max(stats.amax);
+        }
         evidence.observed = true;
         evidence.amax = evidence.amax.max(stats.amax);
-        evidence.underflow_fraction = evidence.underflow_fraction.max(stats.underflow_fraction());
-        evidence.saturation_fraction =
-            evidence.saturation_fraction.max(stats.saturation_fraction());
-        evidence.scale_clamp_fraction =
-            evidence.scale_clamp_fraction.max(stats.scale_clamps as f64 / blocks as f64);
         evidence.nonfinite += stats.nonfinite;
+        let raise = |share: &mut f64, to: f64| *share = share.max(to);
+        if operand.has_tensor_scale {
+            raise(&mut evidence.fp4_underflow_fraction, stats.underflow_fraction());
+            return;
+        }
+        let blocks = stats.elements.div_ceil(BLOCK as u64);
+        raise(&mut evidence.underflow_fraction, stats.underflow_fraction());
+        raise(&mut evidence.saturation_fraction, stats.saturation_fraction());
+        raise(&mut evidence.scale_clamp_fraction, stats.scale_clamps as f64 / blocks as f64);
     }
 
     /// Returns why the step counts against the GEMMs, if it does. Appends the step to the history.
@@ -162,7 +175,9 @@ impl Gemm {
         let underflow = "of the elements of a tensor underflowed to zero";
         let saturation = "of the elements of a tensor saturated";
         let clamps = "of the scales of a tensor fell below 2^-127";
+        let fp4_max = config.fp4_underflow_fraction_max;
         share(underflow, evidence.underflow_fraction, config.underflow_fraction_max)
+            .or_else(|| share(underflow, evidence.fp4_underflow_fraction, fp4_max))
             .or_else(|| {
                 share(saturation, evidence.saturation_fraction, config.saturation_fraction_max)
             })

@@ -44,6 +44,7 @@ mod departure;
 mod event;
 mod gemm;
 mod loss;
+mod observed;
 mod product;
 mod window;
 
@@ -53,6 +54,7 @@ pub use event::{GuardError, GuardEvent, GuardEventKind};
 pub use gemm::GemmState;
 use gemm::{Evidence, Gemm};
 use loss::LossVerdict;
+pub use observed::Observed;
 use window::Window;
 
 /// Maximum number of recorded events; further events are only counted.
@@ -135,20 +137,28 @@ impl Guards {
     /// readers of the first operand with non-finite values are held responsible. Unknown indices
     /// are ignored. Does not allocate.
     pub fn observe_tensor(&mut self, step: u64, gemms: &[usize], stats: &QuantStats) {
-        self.observe(step, gemms, stats, false);
+        self.observe_operand(step, gemms, stats, Observed::default());
     }
 
     /// [`Guards::observe_tensor`] for a tensor that the backward pass quantizes. Its amax has a
     /// separate history, as gradients are smaller than activations.
     pub fn observe_backward_tensor(&mut self, step: u64, gemms: &[usize], stats: &QuantStats) {
-        self.observe(step, gemms, stats, true);
+        let operand = Observed { is_backward: true, ..Observed::default() };
+        self.observe_operand(step, gemms, stats, operand);
     }
 
-    fn observe(&mut self, _step: u64, gemms: &[usize], stats: &QuantStats, is_backward: bool) {
+    /// [`Guards::observe_tensor`] for any kind of operand.
+    pub fn observe_operand(
+        &mut self,
+        _step: u64,
+        gemms: &[usize],
+        stats: &QuantStats,
+        operand: Observed,
+    ) {
         let is_first_nonfinite = stats.nonfinite > 0 && !self.is_nonfinite;
         for &index in gemms {
             let Some(gemm) = self.gemms.get_mut(index) else { continue };
-            gemm.observe(stats, is_backward);
+            gemm.observe(stats, operand);
             gemm.evidence.is_first_nonfinite |= is_first_nonfinite;
             self.is_nonfinite |= is_first_nonfinite;
         }

@@ -24,6 +24,9 @@ pub struct OperandStats {
     /// The GEMMs that read the operand, as indices into [`Engine::gemms`](crate::Engine::gemms),
     /// ascending.
     pub gemms: Arc<[usize]>,
+    /// Whether the format has a tensor scale: four-bit elements, for which guards have other
+    /// limits.
+    pub has_tensor_scale: bool,
     /// Statistics of the operand's quantization.
     pub stats: QuantStats,
 }
@@ -34,24 +37,17 @@ pub(super) struct Counters {
     pub(super) id: ValueId,
     /// GEMMs that read the operand.
     pub(super) gemms: Arc<[usize]>,
-    /// Whether the format has a tensor scale. Guards ignore two of its counters:
-    /// - Saturations: NVFP4 rounds block scales to nearest, so that about half of them are too
-    ///   small for the largest element.
-    /// - Clamped scales: a block whose largest element is below 2^-18.8 of the tensor's amax has a
-    ///   scale of 0. Healthy gradients of queries and keys have up to a fifth of such blocks. The
-    ///   elements of these blocks count as underflows, and an outlier makes most elements
-    ///   underflow.
+    /// Whether the format has a tensor scale.
     pub(super) has_tensor_scale: bool,
 }
 
 impl Counters {
     pub(super) fn decode(&self, words: &[u64]) -> OperandStats {
-        let counted = decode_statistics(words);
-        let stats = match self.has_tensor_scale {
-            true => QuantStats { saturations: 0, scale_clamps: 0, ..counted },
-            false => counted,
-        };
-        OperandStats { gemms: Arc::clone(&self.gemms), stats }
+        OperandStats {
+            gemms: Arc::clone(&self.gemms),
+            has_tensor_scale: self.has_tensor_scale,
+            stats: decode_statistics(words),
+        }
     }
 }
 
@@ -127,20 +123,5 @@ mod tests {
         let experts = [1, 3, 2].map(|it| format!("block_sparse_moe.experts.w{it}.weight"));
         assert_eq!(of_second, [&attention[..], &experts].concat());
         assert_eq!(gemms.len(), 3 * of_second.len());
-    }
-
-    /// Counters of events that a format causes by design move no GEMM; all other counters do.
-    #[test]
-    fn guards_do_not_see_events_by_design_of_a_format() {
-        // Largest magnitude, elements, underflows, saturations, scale clamps, non-finite values.
-        let words = [u64::from(2f32.to_bits()), 1000, 3, 40, 5, 6];
-        for (has_tensor_scale, saturations, scale_clamps) in [(true, 0, 0), (false, 40, 5)] {
-            let gemms = Arc::from([3, 7]);
-            let counters = Counters { id: ValueId(0), gemms, has_tensor_scale };
-            let OperandStats { gemms, stats } = counters.decode(&words);
-            assert_eq!((&gemms[..], stats.saturations), (&[3, 7][..], saturations));
-            assert_eq!((stats.amax, stats.elements, stats.underflows), (2.0, 1000, 3));
-            assert_eq!((stats.scale_clamps, stats.nonfinite), (scale_clamps, 6));
-        }
     }
 }

@@ -13,7 +13,7 @@ const PHASES: [Phase; 5] =
     [Phase::Forward, Phase::Backward, Phase::WeightGradients, Phase::Optimizer, Phase::Weights];
 
 /// Words per operand in a message, in addition to the GEMMs that read the operand.
-const WORDS: usize = 10;
+const WORDS: usize = 11;
 
 /// Statistics of an operand in a pass.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,23 +27,25 @@ struct Counted {
 
 impl Counted {
     fn to_words(&self) -> impl Iterator<Item = u64> {
-        let Counted { micro_batch, phase, chunk, operand: OperandStats { gemms, stats } } = self;
+        let Counted { micro_batch, phase, chunk, operand } = self;
+        let OperandStats { gemms, has_tensor_scale, stats } = operand;
         let QuantStats { amax, elements, underflows, saturations, scale_clamps, nonfinite } =
             *stats;
         let phase = PHASES.iter().position(|it| it == phase).unwrap_or(0) as u64;
         let amax = u64::from(amax.to_bits());
         let place = [u64::from(*micro_batch), phase, u64::from(*chunk)];
+        let has_tensor_scale = [u64::from(*has_tensor_scale)];
         let counters = [amax, elements, underflows, saturations, scale_clamps, nonfinite];
         let gemms = gemms.iter().map(|&gemm| gemm as u64);
         let count = [gemms.len() as u64];
-        place.into_iter().chain(counters).chain(count).chain(gemms)
+        place.into_iter().chain(counters).chain(has_tensor_scale).chain(count).chain(gemms)
     }
 
     /// Decodes a rank's message, operand by operand.
     fn all_of_words(mut words: &[u64]) -> Vec<Counted> {
         let mut all = Vec::new();
         while let Some((fields, rest)) = words.split_at_checked(WORDS) {
-            let (gemms, rest) = rest.split_at((fields[9] as usize).min(rest.len()));
+            let (gemms, rest) = rest.split_at((fields[10] as usize).min(rest.len()));
             let stats = QuantStats {
                 amax: f32::from_bits(fields[3] as u32),
                 elements: fields[4],
@@ -57,7 +59,7 @@ impl Counted {
                 micro_batch: fields[0] as u32,
                 phase: PHASES[fields[1] as usize % PHASES.len()],
                 chunk: fields[2] as u32,
-                operand: OperandStats { gemms, stats },
+                operand: OperandStats { gemms, has_tensor_scale: fields[9] == 1, stats },
             });
             words = rest;
         }
@@ -180,6 +182,7 @@ mod tests {
             chunk: 0,
             operand: OperandStats {
                 gemms: Arc::from([gemm, gemm + 7]),
+                has_tensor_scale: gemm % 2 == 1,
                 stats: QuantStats { elements: 1 + gemm as u64, ..QuantStats::default() },
             },
         };
