@@ -10,7 +10,9 @@ use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::names::named_enum;
-use crate::{GemmKind, GemmMode, GemmPrecision, OperandClass, QuantFormat, UnknownName};
+use crate::{
+    GemmKind, GemmMode, GemmPrecision, OperandClass, QuantFormat, ScaleFormat, UnknownName,
+};
 
 /// Format in which the GEMMs of a tensor are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,6 +58,15 @@ impl Format {
     #[must_use]
     pub const fn is_quantized(&self) -> bool {
         self.quantized().is_some()
+    }
+
+    /// Whether operands have a scale for the whole tensor, beside those of blocks.
+    #[must_use]
+    pub const fn has_tensor_scale(&self) -> bool {
+        match self {
+            Self::Quantized(format) => matches!(format.scale, ScaleFormat::Ue4m3(_)),
+            Self::F32 | Self::Bf16 => false,
+        }
     }
 }
 

@@ -41,9 +41,9 @@ pub fn load(
     let reader = SectionReader { path: &entry.path };
     let guards: Guards = reader.read("guards", checkpoint.guards())?;
     let guards = over_gemms(guards, engine.gemms(), note);
-    let gemms = guards.in_fallback();
-    if !gemms.is_empty() {
-        engine.fall_back(&gemms, "in fallback when the checkpoint was written")?;
+    let moved = guards.moved();
+    if !moved.is_empty() {
+        engine.set_precision(&moved, "in fallback when the checkpoint was written", false)?;
     }
     let plan: SavedPlan = reader.read("plan", checkpoint.plan())?;
     // A changed policy changes the precision; resuming with such a change was accepted.

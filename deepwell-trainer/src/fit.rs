@@ -96,6 +96,18 @@ impl Batches {
     }
 }
 
+/// Guards over the GEMMs of an engine. The FLOPs of a weight's GEMMs are in proportion to its
+/// elements.
+fn guards_of(engine: &Engine, settings: &Settings) -> Guards {
+    let names = engine.gemms().iter().map(|gemm| gemm.weight.clone()).collect();
+    let policy = &engine.plan().policy;
+    let guards = Guards::new(settings.guards.clone(), names, policy.fallback());
+    match policy.format().has_tensor_scale() {
+        true => guards.with_mxfp8_stage(engine.gemm_elements()),
+        false => guards,
+    }
+}
+
 /// A step started but not yet processed.
 struct InFlight {
     step: u64,
@@ -138,14 +150,8 @@ impl<'r> Fit<'r> {
         opened: Opened,
         progress: &'r mut dyn Progress,
     ) -> Result<Fit<'r>, TrainError> {
-        let gemms = engine.gemms().iter().map(|gemm| gemm.weight.clone()).collect();
-        let policy_fallback = engine.plan().policy.fallback();
-        let mut position = Position {
-            step: 0,
-            guards: Guards::new(settings.guards.clone(), gemms, policy_fallback),
-            next_batch: 0,
-            audit: None,
-        };
+        let mut position =
+            Position { step: 0, guards: guards_of(engine, settings), next_batch: 0, audit: None };
         let (rows, end) = (engine.evaluation_rows(), engine.document_end());
         let batches = Batches::new(settings, tokens, rows, end)?;
         let Batches { mut loader, heldout, interim } = batches;
@@ -282,7 +288,7 @@ impl<'r> Fit<'r> {
             false => format!("from step {step} on, forward GEMMs run in {format} again"),
         });
         let reason = "in fallback when the repair began or ended";
-        self.engine.set_precision(&guards.in_fallback(), reason, is_due)
+        self.engine.set_precision(&guards.moved(), reason, is_due)
     }
 
     /// Decides the actions after a step that was just started.
@@ -394,7 +400,12 @@ impl<'r> Fit<'r> {
             guards.repair_until(step + repair);
         }
         let switches = events.iter().any(|event| {
-            matches!(event.kind, GuardEventKind::ToBf16 { .. } | GuardEventKind::BackToLow { .. })
+            matches!(
+                event.kind,
+                GuardEventKind::ToBf16 { .. }
+                    | GuardEventKind::ToMxfp8 { .. }
+                    | GuardEventKind::BackToLow { .. }
+            )
         });
         for event in &events {
             self.progress.note(&format!(
@@ -407,7 +418,8 @@ impl<'r> Fit<'r> {
         }
         if switches {
             let reason = events.last().map_or("", |event| event.reason.as_str());
-            self.engine.fall_back(&guards.in_fallback(), reason)?;
+            let is_repaired = self.engine.is_repaired();
+            self.engine.set_precision(&guards.moved(), reason, is_repaired)?;
         }
         Ok(())
     }

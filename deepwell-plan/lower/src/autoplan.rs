@@ -4,12 +4,13 @@ use deepwell_ir::{Binding, Graph, KernelCatalog, Program, Recompute, Target, dif
 use deepwell_probe::Hardware;
 
 use crate::gpu::gpu_of;
-use crate::lower::{SharedGraph, expand_experts, fallback_plan};
+use crate::lower::{
+    SharedGraph, arena_bytes_with_fallbacks, expand_experts, fallback_plan, mxfp8_plan,
+};
 use crate::request::base_plan;
 use crate::{
-    KernelPlan, Parallel, Plan, PlanError, PlanRequest, Planned, arena_bytes_with_fallback,
-    balanced_stages, dryrun_stages, format_bytes, linear_flops, lower, lower_fallback,
-    memory_limit_bytes,
+    KernelPlan, Parallel, Plan, PlanError, PlanRequest, Planned, balanced_stages, dryrun_stages,
+    format_bytes, linear_flops, lower, lower_fallback, memory_limit_bytes,
 };
 
 impl Planned {
@@ -30,9 +31,9 @@ impl Planned {
         if parallel.class(rank) == parallel.class(self.program.rank as usize) {
             let of_rank = |program: &Program| program.for_rank(ranks.clone());
             let program = of_rank(&self.program);
-            let [fallback, repaired] =
-                [&self.fallback, &self.repaired].map(|it| it.as_ref().map(of_rank));
-            return Ok(Planned { program, fallback, repaired, ..self.clone() });
+            let [fallback, in_mxfp8, repaired] =
+                [&self.fallback, &self.in_mxfp8, &self.repaired].map(|it| it.as_ref().map(of_rank));
+            return Ok(Planned { program, fallback, in_mxfp8, repaired, ..self.clone() });
         }
         let target = target.clone().as_rank(ranks);
         let program = lower(graph, &self.plan, catalog, &target)?;
@@ -42,7 +43,8 @@ impl Planned {
         let repaired = repaired.map(lower).transpose()?;
         let measured = self.plan.measured().map(lower).transpose()?;
         let measuring_bytes = measuring_bytes(&program, measured.as_ref());
-        Ok(Planned { program, fallback, repaired, measuring_bytes, ..self.clone() })
+        let in_mxfp8 = mxfp8_plan(&self.plan, &program).map(lower).transpose()?;
+        Ok(Planned { program, fallback, in_mxfp8, repaired, measuring_bytes, ..self.clone() })
     }
 }
 
@@ -224,10 +226,13 @@ fn attempt(
         programs.iter().map(of_stage).collect()
     };
     let fallbacks = in_precision(fallback_plan(&candidate, &programs[0]))?;
+    let in_mxfp8 = in_precision(mxfp8_plan(&candidate, &programs[0]))?;
     let repaired = in_precision(candidate.repaired())?;
     let measured = in_precision(candidate.measured())?;
     for (index, program) in programs.iter().enumerate() {
-        let bytes = |program| arena_bytes_with_fallback(program, fallbacks.get(index));
+        let others = [&fallbacks, &in_mxfp8].into_iter().filter_map(|it| it.get(index));
+        let others: Vec<&Program> = others.collect();
+        let bytes = |program| arena_bytes_with_fallbacks(program, &others);
         let of_repair = repaired.get(index).map_or(0, bytes);
         let further = measuring_bytes(program, measured.get(index));
         prediction.reserve(bytes(program).max(of_repair) + further, &program.target);
@@ -249,6 +254,7 @@ fn attempt(
         measuring_bytes: measuring_bytes(&programs[0], measured.first()),
         program: programs.swap_remove(0),
         fallback: fallbacks.into_iter().next(),
+        in_mxfp8: in_mxfp8.into_iter().next(),
         repaired: repaired.into_iter().next(),
         prediction,
         linear_flops,

@@ -50,8 +50,9 @@ pub use fallbacks::{PrecisionFallback, precision_fallbacks};
 pub use known_kernels::KnownKernels;
 pub use lower::{
     EXCHANGES, Inference, LinearFlops, Scheduling, SharedGraph, arena_bytes_with_fallback,
-    linear_flops, lower, lower_evaluation, lower_fallback, lower_inference, lower_scheduled,
-    lower_scoring, lower_within, quantized_bytes, quantized_flop_share,
+    arena_bytes_with_fallbacks, linear_flops, lower, lower_evaluation, lower_fallback,
+    lower_inference, lower_scheduled, lower_scoring, lower_within, quantized_bytes,
+    quantized_flop_share,
 };
 pub use parallel::Parallel;
 pub use plan::{KernelPlan, OptimizerSpec, Plan};

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use deepwell_ir::{PrecisionPolicy, Recompute, TensorPrecision, Tile};
-use deepwell_precision::{GemmMode, ScaleFormat};
+use deepwell_precision::GemmMode;
 use serde::{Deserialize, Serialize};
 
 use crate::{Parallel, format_bytes};
@@ -130,8 +130,7 @@ impl Plan {
     /// The plan of the steps that measure the error of quantized GEMMs: of formats with a tensor
     /// scale, multiplied as they are, where a rank has whole master weights. `None` for others.
     pub fn measured(&self) -> Option<Plan> {
-        let format = self.policy.format().quantized();
-        let has_tensor_scale = format.is_some_and(|it| matches!(it.scale, ScaleFormat::Ue4m3(_)));
+        let has_tensor_scale = self.policy.format().has_tensor_scale();
         let is_native = self.policy.gemm() == GemmMode::Native;
         let is_measured = has_tensor_scale && is_native && self.parallel.zero == 0;
         is_measured.then(|| Plan { measures_products: true, ..self.clone() })

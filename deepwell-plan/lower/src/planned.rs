@@ -4,7 +4,7 @@ use deepwell_ir::{Program, TensorPrecision};
 use deepwell_precision::Format;
 
 use crate::{
-    DryRun, LinearFlops, Plan, PlanError, PrecisionFallback, arena_bytes_with_fallback,
+    DryRun, LinearFlops, Plan, PlanError, PrecisionFallback, arena_bytes_with_fallbacks,
     precision_fallbacks,
 };
 
@@ -17,6 +17,8 @@ pub struct Planned {
     pub program: Program,
     /// BF16 fallback program; `None` if no tensor is quantized.
     pub fallback: Option<Program>,
+    /// Program all in MXFP8, of a policy whose format has a tensor scale.
+    pub in_mxfp8: Option<Program>,
     /// Program of the steps with forward GEMMs in BF16; `None` without a repair in the policy.
     pub repaired: Option<Program>,
     /// Further bytes of the arena for the steps that measure the error of GEMMs.
@@ -35,11 +37,13 @@ pub struct Planned {
 
 impl Planned {
     /// Size of an arena in which the program can be lowered again with the GEMMs of any of its
-    /// weights in BF16, with all forward GEMMs in BF16 if the policy has a repair, and with
+    /// weights in BF16 or MXFP8, with all forward GEMMs in BF16 if the policy has a repair, and with
     /// measurements of GEMMs.
     pub fn arena_bytes(&self) -> usize {
         let programs = [Some(&self.program), self.repaired.as_ref()].into_iter().flatten();
-        let bytes = |program| arena_bytes_with_fallback(program, self.fallback.as_ref());
+        let fallbacks = [self.fallback.as_ref(), self.in_mxfp8.as_ref()];
+        let fallbacks: Vec<&Program> = fallbacks.into_iter().flatten().collect();
+        let bytes = |program| arena_bytes_with_fallbacks(program, &fallbacks);
         programs.map(bytes).max().unwrap_or_default() + self.measuring_bytes
     }
 

@@ -73,6 +73,12 @@ pub struct GuardConfig {
     /// Default 2: within 128 steps.
     #[serde(skip_serializing_if = "is_default_product_strikes")]
     pub product_strikes_max: u32,
+    /// Largest share of the linear FLOPs, 0 to 1, of GEMMs moved away from a format with a tensor
+    /// scale; with more, the run stops.
+    ///
+    /// Default 0.25: a model of which more offends does not suit the format.
+    #[serde(skip_serializing_if = "is_default_moved")]
+    pub moved_flops_max: f64,
     /// Steps in BF16 after the first fallback.
     ///
     /// Default 200: several tens of times the cost of recompilation.
@@ -129,6 +135,11 @@ fn is_default_fp4_underflow(share: &f64) -> bool {
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+fn is_default_moved(share: &f64) -> bool {
+    *share == GuardConfig::default().moved_flops_max
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
 fn is_default_interval(steps: &u64) -> bool {
     *steps == GuardConfig::default().product_every_steps
 }
@@ -162,6 +173,7 @@ impl Default for GuardConfig {
             product_ratio_min: 10.0,
             product_drop_max: 2.5,
             product_strikes_max: 2,
+            moved_flops_max: 0.25,
             backoff_steps: 200,
             probation_steps: 100,
             fallbacks_max: 3,

@@ -32,6 +32,13 @@ pub enum GuardEventKind {
         /// Number of fallbacks so far, including this one.
         fallbacks: u32,
     },
+    /// From the next step on, the GEMMs are computed in MXFP8.
+    ToMxfp8 {
+        /// Step after which the policy's format is tried again; `None`: never.
+        until_step: Option<u64>,
+        /// Number of fallbacks so far, including this one.
+        fallbacks: u32,
+    },
     /// From the next step on, the GEMMs are computed in low precision again, on probation.
     BackToLow {
         /// Step after which probation ends.
@@ -70,6 +77,26 @@ pub enum GuardError {
         gemm: String,
         /// Which threshold was crossed, and by how much.
         reason: String,
+    },
+    /// The GEMMs that offend are too large a part of the model.
+    #[error(
+        "step {step}: the GEMMs of `{gemm}` are not safe in the format of the policy: {reason}; with \
+         them {share_percent} % of the linear FLOPs would leave that format, more than \
+         {limit_percent} %\n\
+         hint: the format does not suit this model or its learning rate: choose `mxfp8`, or raise \
+         `guards.moved_flops_max`"
+    )]
+    TooManyMoved {
+        /// Step after which the offence was found.
+        step: u64,
+        /// Name of the weight.
+        gemm: String,
+        /// Which threshold was crossed, and by how much.
+        reason: String,
+        /// Share of the FLOPs outside the policy's format, rounded to percent.
+        share_percent: u32,
+        /// Largest share, in percent.
+        limit_percent: u32,
     },
     /// A step was not finite, no GEMM is at fault, and the fallback is `strict`.
     #[error("step {step}: {reason}, and no quantized tensor was to blame")]

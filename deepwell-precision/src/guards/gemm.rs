@@ -9,6 +9,9 @@
 //!                        │  Bf16 {for good}             │
 //!                        └──────────────────────────────┘
 //! ```
+//!
+//! GEMMs of a format with a tensor scale first move to MXFP8, which takes the place of Bf16 in the
+//! picture, and from there to BF16 if they offend again.
 
 use alloc::format;
 use alloc::string::String;
@@ -31,6 +34,11 @@ pub enum GemmState {
     /// Computed in BF16.
     Bf16 {
         /// Step after which low precision is tried again; `None`: never.
+        until_step: Option<u64>,
+    },
+    /// Computed in MXFP8, because the policy's format has fewer bits.
+    Mxfp8 {
+        /// Step after which the policy's format is tried again; `None`: never.
         until_step: Option<u64>,
     },
     /// As the policy specifies, after a return.
@@ -198,15 +206,24 @@ impl Gemm {
         !matches!(self.state, GemmState::Bf16 { .. })
     }
 
-    /// Moves to BF16.
-    pub(super) fn fall_back(&mut self, step: u64, config: &GuardConfig) -> Option<u64> {
+    /// Moves to MXFP8 if `to_mxfp8` and the GEMMs are not there yet, otherwise to BF16.
+    pub(super) fn fall_back(
+        &mut self,
+        step: u64,
+        config: &GuardConfig,
+        to_mxfp8: bool,
+    ) -> Option<u64> {
         self.fallbacks += 1;
         self.strikes = 0;
         self.products = Products::default();
         let for_good = self.fallbacks >= config.fallbacks_max;
         let until_step = (!for_good).then(|| step.saturating_add(self.backoff_steps));
         self.backoff_steps = self.backoff_steps.saturating_mul(2);
-        self.state = GemmState::Bf16 { until_step };
+        let is_first = !matches!(self.state, GemmState::Mxfp8 { .. });
+        self.state = match to_mxfp8 && is_first {
+            true => GemmState::Mxfp8 { until_step },
+            false => GemmState::Bf16 { until_step },
+        };
         until_step
     }
 }

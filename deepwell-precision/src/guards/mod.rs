@@ -37,7 +37,7 @@ use alloc::vec::Vec;
 use serde::{Deserialize, Serialize};
 
 use crate::operand::GemmKind;
-use crate::{Fallback, QuantStats};
+use crate::{Fallback, Format, QuantStats};
 
 mod config;
 mod departure;
@@ -84,6 +84,10 @@ const EVENTS_MAX: usize = 10_000;
 pub struct Guards {
     config: GuardConfig,
     fallback: Fallback,
+    /// FLOPs of each weight's GEMMs in a policy whose format has a tensor scale: they move to MXFP8
+    /// first. Empty for other policies.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    flops: Vec<u64>,
     /// The GEMMs of each weight. Earlier versions had guards over layers.
     #[serde(alias = "layers")]
     gemms: Vec<Gemm>,
@@ -109,6 +113,7 @@ impl Guards {
             losses: Window::new(config.loss_window),
             config,
             fallback,
+            flops: Vec::new(),
             verdict: LossVerdict::Calm,
             is_nonfinite: false,
             nonfinite_steps: 0,
@@ -116,6 +121,13 @@ impl Guards {
             events: Vec::new(),
             events_dropped: 0,
         }
+    }
+
+    /// Guards of a policy whose format has a tensor scale: GEMMs move to MXFP8 first, and at most
+    /// [`GuardConfig::moved_flops_max`] of `flops`, those of each weight's GEMMs, leave the format.
+    #[must_use]
+    pub fn with_mxfp8_stage(self, flops: Vec<u64>) -> Self {
+        Self { flops, ..self }
     }
 
     /// Converts the guards to the units of `gemms`. Each entry is a name and the index of the
@@ -324,19 +336,30 @@ impl Guards {
                     record(GuardEventKind::Offence, reason);
                 }
                 Fallback::Safe => {
-                    let until_step = gemm.fall_back(step, &self.config);
+                    let to_mxfp8 = !self.flops.is_empty();
+                    let until_step = gemm.fall_back(step, &self.config, to_mxfp8);
                     let fallbacks = gemm.fallbacks;
-                    record(GuardEventKind::ToBf16 { until_step, fallbacks }, reason);
+                    let kind = match gemm.state {
+                        GemmState::Mxfp8 { .. } => {
+                            GuardEventKind::ToMxfp8 { until_step, fallbacks }
+                        }
+                        _ => GuardEventKind::ToBf16 { until_step, fallbacks },
+                    };
+                    record(kind, reason.clone());
+                    return self.check_moved(step, name, reason);
                 }
             }
             return Ok(());
         }
         match gemm.state {
-            GemmState::Bf16 { until_step: Some(until_step) } if step >= until_step => {
+            GemmState::Bf16 { until_step: Some(over) }
+            | GemmState::Mxfp8 { until_step: Some(over) }
+                if step >= over =>
+            {
                 let until_step = step.saturating_add(self.config.probation_steps);
                 gemm.state = GemmState::Probation { until_step };
                 let kind = GuardEventKind::BackToLow { probation_until_step: until_step };
-                record(kind, "the time in `bf16` is over".to_owned());
+                record(kind, "the time of the fallback is over".to_owned());
             }
             GemmState::Probation { until_step } if step >= until_step => {
                 gemm.state = GemmState::Low;
@@ -358,6 +381,33 @@ impl Guards {
     #[must_use]
     pub fn is_repairing(&self, step: u64) -> bool {
         self.repair_until.is_some_and(|last| step <= last)
+    }
+
+    /// Checks the share of the FLOPs outside the policy's format, after GEMMs have moved.
+    fn check_moved(&self, step: u64, gemm: String, reason: String) -> Result<(), GuardError> {
+        let all: u64 = self.flops.iter().sum();
+        let is_away =
+            |gemm: &Gemm| matches!(gemm.state, GemmState::Bf16 { .. } | GemmState::Mxfp8 { .. });
+        let away = self.gemms.iter().zip(&self.flops).filter(|(gemm, _)| is_away(gemm));
+        let away: u64 = away.map(|(_, flops)| flops).sum();
+        let (share, limit) = (away as f64 / all.max(1) as f64, self.config.moved_flops_max);
+        if share <= limit {
+            return Ok(());
+        }
+        let [share_percent, limit_percent] = [share, limit].map(|it| (it * 100.0) as u32);
+        Err(GuardError::TooManyMoved { step, gemm, reason, share_percent, limit_percent })
+    }
+
+    /// Weights whose GEMMs are not in the policy's format, ascending, with their formats.
+    #[must_use]
+    pub fn moved(&self) -> Vec<(usize, Format)> {
+        let format = |gemm: &Gemm| match gemm.state {
+            GemmState::Bf16 { .. } => Some(Format::Bf16),
+            GemmState::Mxfp8 { .. } => Some(Format::MXFP8),
+            _ => None,
+        };
+        let moved = self.gemms.iter().enumerate();
+        moved.filter_map(|(index, gemm)| Some((index, format(gemm)?))).collect()
     }
 
     /// Indices of the weights whose GEMMs are to be computed in BF16, ascending.

@@ -447,3 +447,107 @@ fn a_decision_over_all_gemms_of_a_large_model_takes_less_than_a_millisecond() {
         assert!(least < Some(std::time::Duration::from_millis(1)), "{of_spikes}: {least:?}");
     }
 }
+
+/// GEMMs in a format with a tensor scale move to MXFP8, and from there to BF16.
+#[test]
+fn mxfp8_comes_before_bf16() {
+    use GuardEventKind::ToMxfp8;
+    let mut guards = guards(Fallback::Safe).with_mxfp8_stage(vec![900, 100]);
+    let (b, g) = (bad as fn() -> QuantStats, good as fn() -> QuantStats);
+    for (now, stats, expected, format) in [
+        (1, b, None, None),
+        (2, b, Some(ToMxfp8 { until_step: Some(5), fallbacks: 1 }), Some(Format::MXFP8)),
+        (3, g, None, Some(Format::MXFP8)),
+        (5, g, Some(BackToLow { probation_until_step: 9 }), None),
+        (6, b, None, None),
+        (7, b, Some(ToMxfp8 { until_step: Some(13), fallbacks: 2 }), Some(Format::MXFP8)),
+        (8, b, None, Some(Format::MXFP8)),
+        // MXFP8 does not help.
+        (9, b, Some(ToBf16 { until_step: None, fallbacks: 3 }), Some(Format::Bf16)),
+    ] {
+        assert_eq!(step(&mut guards, now, stats()), Vec::from_iter(expected), "step {now}");
+        let moved = Vec::from_iter(format.map(|format| (1, format)));
+        assert_eq!(guards.moved(), moved, "step {now}");
+    }
+}
+
+/// More than a quarter of the FLOPs outside the format ends the run.
+#[test]
+fn a_format_that_suits_too_few_gemms_is_an_error() {
+    for (flops, is_error) in [([751, 249], false), ([749, 251], true)] {
+        let mut guards = guards(Fallback::Safe).with_mxfp8_stage(flops.to_vec());
+        for now in 1..=2 {
+            guards.observe_tensor(now, &[1], &bad());
+            guards.observe_loss(now, 2.0, 1.0);
+            let decided = guards.decide(now);
+            assert_eq!(decided.is_err(), is_error && now == 2, "{flops:?}: {decided:?}");
+        }
+    }
+}
+
+/// Ratios of signal to error: two in a row below 10, or 2.5 times below the median of at least four,
+/// are an offence of that weight alone.
+#[test]
+fn products_with_large_errors_offend() {
+    let [calm, low, less] = [40.0, 9.0, 15.0];
+    for (ratios, offence) in [
+        (vec![calm, low, calm, low, calm], None),
+        (
+            vec![calm, low, low],
+            Some((3, "fprop has a signal of 9.0 times the error, less than 10")),
+        ),
+        // No history to compare with.
+        (vec![calm, less, less], None),
+        (
+            vec![calm, calm, calm, calm, less, less],
+            Some((6, "fprop has a signal of 15.0 times the error, below 1/2.5 of its median 40.0")),
+        ),
+        (vec![calm, calm, calm, calm, 17.0, 17.0], None),
+        // No signal, no error, no number.
+        (vec![0.0, 0.0, f64::INFINITY, f64::INFINITY, f64::NAN, f64::NAN], None),
+    ] {
+        let mut guards = guards(Fallback::Safe);
+        let mut events = Vec::new();
+        for (now, &ratio) in (1..).zip(&ratios) {
+            let (signal, error) = if ratio == f64::INFINITY { (1.0, 0.0) } else { (ratio, 1.0) };
+            guards.observe_product(1, GemmKind::Fprop, signal, error);
+            // Another GEMM of the weight, and another weight, are calm.
+            guards.observe_product(1, GemmKind::Wgrad, calm, 1.0);
+            guards.observe_product(0, GemmKind::Fprop, calm, 1.0);
+            guards.observe_loss(now, 2.0, 1.0);
+            events.extend(guards.decide(now).unwrap());
+        }
+        let got: Vec<_> =
+            events.iter().map(|it| (it.step, it.gemm.as_str(), &*it.reason)).collect();
+        let expected = offence.map(|(step, reason)| (step, "down", reason));
+        assert_eq!(got, Vec::from_iter(expected), "{ratios:?}");
+    }
+}
+
+/// Counters that a format with a tensor scale has by design move nothing.
+#[test]
+fn formats_with_a_tensor_scale_have_limits_of_their_own() {
+    let stats = |underflows, saturations, scale_clamps| QuantStats {
+        amax: 1.0,
+        elements: 1600,
+        underflows,
+        saturations,
+        scale_clamps,
+        nonfinite: 0,
+    };
+    for (stats, offends) in [
+        (stats(1400, 100, 30), false),
+        (stats(1450, 0, 0), true),
+        (QuantStats { nonfinite: 1, ..stats(0, 0, 0) }, true),
+    ] {
+        let mut guards = guards(Fallback::Safe);
+        let operand = Observed { has_tensor_scale: true, ..Observed::default() };
+        let mut count = 0;
+        for now in 1..=2 {
+            guards.observe_operand(now, &[1], &stats, operand);
+            guards.observe_loss(now, 2.0, 1.0);
+            count += guards.decide(now).unwrap().len();
+        }
+        assert_eq!(count > 0, offends, "{stats:?}");
+    }
+}

@@ -117,6 +117,17 @@ struct Rule {
 struct Forced {
     tensor: String,
     reason: String,
+    /// BF16, or MXFP8 for a tensor of fewer bits.
+    #[serde(default = "bf16", skip_serializing_if = "is_bf16")]
+    format: Format,
+}
+
+fn bf16() -> Format {
+    Format::Bf16
+}
+
+fn is_bf16(format: &Format) -> bool {
+    *format == Format::Bf16
 }
 
 /// Intermediate decision about a tensor.
@@ -273,15 +284,29 @@ impl PrecisionPolicy {
     /// regardless of rules. A newer reason for a name replaces the older reason. Used by the
     /// guards.
     #[must_use]
-    pub fn force_bf16<N, R>(mut self, tensors: impl IntoIterator<Item = (N, R)>) -> Self
+    pub fn force_bf16<N, R>(self, tensors: impl IntoIterator<Item = (N, R)>) -> Self
     where
         N: Into<String>,
         R: Into<String>,
     {
-        let new = tensors
-            .into_iter()
-            .map(|(tensor, reason)| Forced { tensor: tensor.into(), reason: reason.into() });
-        self.forced_bf16.extend(new);
+        self.force(Format::Bf16, tensors)
+    }
+
+    /// [`PrecisionPolicy::force_bf16`] for any format. [`Format::MXFP8`] changes only tensors in
+    /// formats with a tensor scale, all of whose operands are then rounded to nearest in blocks of
+    /// one row.
+    #[must_use]
+    pub fn force<N, R>(mut self, format: Format, tensors: impl IntoIterator<Item = (N, R)>) -> Self
+    where
+        N: Into<String>,
+        R: Into<String>,
+    {
+        let of = |(tensor, reason): (N, R)| Forced {
+            tensor: tensor.into(),
+            reason: reason.into(),
+            format,
+        };
+        self.forced_bf16.extend(tensors.into_iter().map(of));
         // The newest of each name. A model has thousands.
         let mut known = HashSet::new();
         let is_newest: Vec<bool> =
@@ -348,15 +373,21 @@ impl PrecisionPolicy {
                 });
             }
         }
-        let reasons: HashMap<&str, &str> = (self.forced_bf16.iter())
-            .map(|forced| (forced.tensor.as_str(), forced.reason.as_str()))
-            .collect();
+        let forced: HashMap<&str, &Forced> =
+            self.forced_bf16.iter().map(|forced| (forced.tensor.as_str(), forced)).collect();
         let mut matched = HashSet::new();
         for (tensor, decision) in tensors.iter().zip(&mut decisions) {
-            let Some(&reason) = reasons.get(tensor.name) else { continue };
+            let Some(&&Forced { format, ref reason, .. }) = forced.get(tensor.name) else {
+                continue;
+            };
             matched.insert(tensor.name);
-            if decision.format.is_quantized() {
-                (decision.format, decision.reason) = (Format::Bf16, reason.to_owned());
+            let is_lower = match format {
+                Format::Bf16 => decision.format.is_quantized(),
+                _ => decision.format.has_tensor_scale(),
+            };
+            if is_lower {
+                let (operands, reason) = (LastBlocks::operands(), reason.clone());
+                *decision = Decision { format, operands, reason };
             }
         }
         let is_unknown = |forced: &&Forced| !matched.contains(forced.tensor.as_str());

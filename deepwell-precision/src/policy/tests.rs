@@ -308,3 +308,29 @@ fn rules_that_match_nothing() {
                  hint: the nearest names are `lm_head.weight`, ";
     assert!(text.starts_with(start), "{text}");
 }
+
+/// The end of a run with forward GEMMs in BF16.
+#[test]
+fn repair() {
+    let read = |text: &str| PrecisionPolicy::from_toml(text, "p.toml");
+    let policy = read("precision = 'nvfp4'\nrepair = { forward = 'bf16', percent = 18 }").unwrap();
+    assert_eq!(policy.repair(), Some(Repair::PUBLISHED));
+    assert_eq!(read(&policy.to_toml()).unwrap(), policy);
+    let of = |policy: &PrecisionPolicy| policy.assign(&tensors()).unwrap().swap_remove(5);
+    let (planned, repaired) = (of(&policy), of(&policy.repaired().unwrap()));
+    for &class in OperandClass::ALL {
+        let is_forward = class.gemm() == GemmKind::Fprop;
+        let expected = planned.operand(class).filter(|_| !is_forward);
+        assert_eq!(repaired.operand(class), expected, "{class}");
+        assert!(planned.operand(class).is_some(), "{class}");
+    }
+    assert_eq!(PrecisionPolicy::nvfp4().repaired(), None);
+    for (text, expected) in [
+        ("repair = { forward = 'mxfp8', percent = 5 }", "expected `bf16` as `forward` of a repair"),
+        ("repair = { forward = 'bf16' }", "expected `percent` or `spike_steps` in a repair"),
+        ("repair = { forward = 'bf16', percent = 101 }", "expected 0 to 100 `percent`"),
+    ] {
+        let error = read(text).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("p.toml:1:10: {expected}")), "{error}");
+    }
+}

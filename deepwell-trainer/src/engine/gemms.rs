@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use deepwell_ir::{Call, Graph, Program, ValueId, quantizable_weights};
+use deepwell_ir::{Call, Graph, Program, Tensor, ValueId, quantizable_weights};
 use deepwell_kernels::decode_statistics;
 use deepwell_precision::{QuantStats, ScaleFormat};
 
@@ -16,6 +16,8 @@ pub struct Gemm {
     pub weight: String,
     /// Transformer layer.
     pub layer: Option<u32>,
+    /// Elements of the weight.
+    pub elements: u64,
 }
 
 /// Statistics of an operand.
@@ -56,7 +58,11 @@ pub(super) type Statistics = Arc<[Counters]>;
 
 /// Returns the GEMMs of all weights of the whole model that a policy can quantize.
 pub(super) fn gemms_of(graph: &Graph) -> Vec<Gemm> {
-    let of = |(id, layer)| Gemm { weight: graph.tensor(id).name.clone(), layer };
+    let of = |(id, layer)| {
+        let Tensor { name, shape, .. } = graph.tensor(id);
+        let elements = shape.as_fixed().unwrap_or_default().into_iter().product::<usize>();
+        Gemm { weight: name.clone(), layer, elements: elements as u64 }
+    };
     quantizable_weights(graph).into_iter().map(of).collect()
 }
 

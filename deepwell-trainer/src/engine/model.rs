@@ -4,6 +4,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::{Graph, MemoryKind, Phase, PrecisionPolicy, Program, ValueId};
 use deepwell_kernels::{CallTime, Executor, KernelError, LoadedProgram};
 use deepwell_plan::{DryRun, Plan, PrecisionFallback, lower_evaluation, lower_within};
+use deepwell_precision::Format;
 use deepwell_probe::Hardware;
 
 use super::RunCounts;
@@ -352,13 +353,19 @@ impl Engine {
         &self.gemms
     }
 
+    /// Elements of the weight of each of [`Engine::gemms`].
+    pub fn gemm_elements(&self) -> Vec<u64> {
+        self.gemms.iter().map(|gemm| gemm.elements).collect()
+    }
+
     /// Compiles again with `gemms`, indices into [`Engine::gemms`], in BF16; the list replaces
     /// earlier lists. Weights and optimizer state stay in place. A collective of all ranks.
     ///
     /// # Errors
     /// An index is out of range, or lowering fails.
     pub fn fall_back(&mut self, gemms: &[usize], reason: &str) -> Result<(), TrainError> {
-        self.set_precision(gemms, reason, self.is_repaired)
+        let moved: Vec<_> = gemms.iter().map(|&gemm| (gemm, Format::Bf16)).collect();
+        self.set_precision(&moved, reason, self.is_repaired)
     }
 
     /// Whether the forward GEMMs run in BF16, as the policy's repair says.
@@ -366,30 +373,36 @@ impl Engine {
         self.is_repaired
     }
 
-    /// [`Engine::fall_back`], with the forward GEMMs in BF16 if `is_repaired` and the policy has a
-    /// repair. A collective of all ranks.
+    /// [`Engine::fall_back`] to BF16 or MXFP8, with the forward GEMMs in BF16 if `is_repaired` and
+    /// the policy has a repair. A collective of all ranks.
     ///
     /// # Errors
     /// As [`Engine::fall_back`].
     pub fn set_precision(
         &mut self,
-        gemms: &[usize],
+        moved: &[(usize, Format)],
         reason: &str,
         is_repaired: bool,
     ) -> Result<(), TrainError> {
-        let forced = gemms.iter().map(|&index| {
+        let forced = moved.iter().map(|&(index, format)| {
             let gemm = self.gemms.get(index).ok_or_else(|| TrainError::Setting {
                 setting: "GEMMs that fall back",
                 expected: format!("indices below {}", self.gemms.len()),
                 got: index.to_string(),
                 hint: Some("`Engine::gemms` lists them".to_string()),
             })?;
-            Ok((gemm.weight.clone(), reason.to_string()))
+            Ok((format, gemm.weight.clone()))
         });
-        let forced: Vec<(String, String)> = forced.collect::<Result<_, TrainError>>()?;
+        let forced: Vec<(Format, String)> = forced.collect::<Result<_, TrainError>>()?;
         let repaired = self.policy.repaired().filter(|_| is_repaired);
         let policy = repaired.unwrap_or_else(|| self.policy.clone());
-        let policy = policy.without_forced().force_bf16(forced);
+        let policy = [Format::Bf16, Format::MXFP8].into_iter().fold(
+            policy.without_forced(),
+            |policy, format| {
+                let of_format = forced.iter().filter(|(it, _)| *it == format);
+                policy.force(format, of_format.map(|(_, weight)| (weight.as_str(), reason)))
+            },
+        );
         let plan = Plan { policy, ..self.plan.clone() };
         let arena_bytes = self.executor.arena_bytes();
         let catalog = self.catalog.as_ref();

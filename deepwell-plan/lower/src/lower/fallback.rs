@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use deepwell_ir::{Graph, KernelCatalog, MemoryKind, Order, Program, Target, TensorId, ValueId};
 
+use deepwell_precision::Format;
+
 use super::train::lower;
 use crate::arena::{Lifetime, align, peak_bytes};
 use crate::{Plan, PlanError};
@@ -33,6 +35,15 @@ pub fn fallback_plan(plan: &Plan, program: &Program) -> Option<Plan> {
     }
     // The policy's format decides how ranks cut parameters, so the policy is kept and overridden.
     Some(Plan { policy: plan.policy.clone().force_bf16(all), ..plan.clone() })
+}
+
+/// The plan all in MXFP8 of a policy whose format has a tensor scale: its GEMMs move to MXFP8 before
+/// they move to BF16. `None` for other policies.
+pub(crate) fn mxfp8_plan(plan: &Plan, program: &Program) -> Option<Plan> {
+    let lower = program.precision.iter().filter(|tensor| tensor.format.has_tensor_scale());
+    let all: Vec<_> = lower.map(|tensor| (tensor.tensor.as_str(), "all weights")).collect();
+    let policy = plan.policy.clone().force(Format::MXFP8, all.iter().copied());
+    (!all.is_empty()).then(|| Plan { policy, ..plan.clone() })
 }
 
 /// Lowers a plan with some weights moved to BF16 into an existing arena. If overlapped calls need
@@ -68,10 +79,22 @@ const PACKING_SHARE: usize = 100;
 ///
 /// [`lower_within`] makes such programs.
 pub fn arena_bytes_with_fallback(program: &Program, fallback: Option<&Program>) -> usize {
-    let Some(fallback) = fallback else { return program.arena.bytes };
-    let persistent = program.arena.transient_offset + further_copy_bytes(program, fallback);
-    let [planned, in_bf16] = [program, fallback].map(Transient::of);
-    persistent.max(fallback.arena.transient_offset) + Transient::of_mixtures(planned, in_bf16)
+    arena_bytes_with_fallbacks(program, &Vec::from_iter(fallback))
+}
+
+/// [`arena_bytes_with_fallback`] for several formats to which the GEMMs of a weight may move.
+pub fn arena_bytes_with_fallbacks(program: &Program, fallbacks: &[&Program]) -> usize {
+    if fallbacks.is_empty() {
+        return program.arena.bytes;
+    }
+    let own = program.arena.transient_offset;
+    let persistent = fallbacks.iter().map(|fallback| {
+        let with_copies = own + further_copy_bytes(program, fallback);
+        with_copies.max(fallback.arena.transient_offset)
+    });
+    let programs = [program].into_iter().chain(fallbacks.iter().copied());
+    let transients: Vec<Transient> = programs.map(Transient::of).collect();
+    persistent.max().unwrap_or(own) + Transient::of_all_mixtures(&transients)
 }
 
 /// Bytes by which the larger copies of each weight exceed the copies of `program`.
@@ -107,8 +130,17 @@ impl Transient {
 
     /// Transient bytes sufficient for every mixture of two programs.
     pub fn of_mixtures(planned: Transient, in_bf16: Transient) -> usize {
-        let alive = (planned.alive + in_bf16.shared).max(in_bf16.alive + planned.shared);
-        (alive + alive / PACKING_SHARE).max(planned.bytes).max(in_bf16.bytes)
+        Transient::of_all_mixtures(&[planned, in_bf16])
+    }
+
+    /// [`Transient::of_mixtures`] of several programs: most is alive when the operands of one are,
+    /// and the shared operands of all others.
+    fn of_all_mixtures(programs: &[Transient]) -> usize {
+        let shared: usize = programs.iter().map(|it| it.shared).sum();
+        let alive = programs.iter().map(|it| it.alive + shared - it.shared);
+        let alive = alive.max().unwrap_or(0);
+        let bytes = programs.iter().map(|it| it.bytes).max().unwrap_or(0);
+        (alive + alive / PACKING_SHARE).max(bytes)
     }
 }
 

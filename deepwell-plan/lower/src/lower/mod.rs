@@ -31,8 +31,11 @@ mod zero;
 
 pub use self::evaluation::lower_evaluation;
 pub(crate) use self::expert::expand_experts;
+pub(crate) use self::fallback::mxfp8_plan;
 pub use self::fallback::{Transient, fallback_plan, further_copy_bytes, shared_operand_lifetimes};
-pub use self::fallback::{arena_bytes_with_fallback, lower_fallback, lower_within};
+pub use self::fallback::{
+    arena_bytes_with_fallback, arena_bytes_with_fallbacks, lower_fallback, lower_within,
+};
 pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
 pub use self::inference::{Inference, lower_inference, lower_scoring};
 pub use self::lowering::Counted;
