@@ -163,7 +163,11 @@ pub(crate) fn load(
     let gemms = gemms_of(&graph);
     let statistics = statistics_of(&program, &gemms);
     let loads = load_counters(&program);
-    let (inputs, outputs) = host_copy_bytes(&program);
+    let (inputs, mut outputs) = host_copy_bytes(&program);
+    if plan.measured().is_some() {
+        // Two sums of each of the three GEMMs of a weight, in steps that measure.
+        outputs += 3 * gemms.len() * HOST_COPY_ALIGNMENT;
+    }
     executor.backend_mut().reserve_host_copies(inputs, outputs)?;
     let per_step = RunCounts::of_step(&program);
     let per_evaluation = RunCounts::of_evaluation(&evaluation);
@@ -239,12 +243,15 @@ fn check_document_end(program: &Program, end: Option<i32>) -> Result<(), TrainEr
     })
 }
 
+/// Alignment of a value that is copied between host and device, in bytes.
+const HOST_COPY_ALIGNMENT: usize = 64;
+
 /// Maximum bytes that the host writes before a micro-batch and reads after a body, each value
-/// rounded up to 64 bytes.
+/// aligned.
 fn host_copy_bytes(program: &Program) -> (usize, usize) {
     let host = &program.host;
     let sum = |ids: &mut dyn Iterator<Item = ValueId>| {
-        ids.map(|id| program.value(id).range.bytes.next_multiple_of(64)).sum()
+        ids.map(|id| program.value(id).range.bytes.next_multiple_of(HOST_COPY_ALIGNMENT)).sum()
     };
     let of_step = [host.loss_scale, host.schedule, host.rounding_key];
     let inputs = [host.tokens, host.targets, host.documents, host.positions];

@@ -148,10 +148,15 @@ impl<'a> ProgramBuilder<'a> {
 
     /// [`ProgramBuilder::node`]; new values of weight copies get a suffix to their names.
     pub(super) fn node_with_suffix(&mut self, node: &Node, suffix: &str) -> Result<(), PlanError> {
-        if matches!(node.op, Op::Dispatch(_) | Op::DispatchToRanks(_)) {
-            // The host reads the number of tokens of each expert, and the number of used rows.
-            let load = self.value_with_suffix(node.outputs[1], suffix);
-            self.values[load.index()].memory = MemoryKind::Host;
+        let host_reads = match node.op {
+            // The number of tokens of each expert, and the number of used rows.
+            Op::Dispatch(_) | Op::DispatchToRanks(_) => Some(node.outputs[1]),
+            Op::ProductError(_) => Some(node.outputs[0]),
+            _ => None,
+        };
+        if let Some(id) = host_reads {
+            let value = self.value_with_suffix(id, suffix);
+            self.values[value.index()].memory = MemoryKind::Host;
         }
         let mut operands: Vec<Operand> =
             node.inputs.iter().map(|&id| read(self.value_with_suffix(id, suffix))).collect();
