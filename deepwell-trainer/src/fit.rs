@@ -349,8 +349,9 @@ impl<'r> Fit<'r> {
         let step = self.position.step;
         let statistics = self.engine.statistics_by_phase()?;
         let guards = &mut self.position.guards;
-        for (phase, OperandStats { gemms, stats }) in &statistics {
+        for (phase, OperandStats { gemms, stats, is_transformed }) in &statistics {
             match phase {
+                Phase::Forward if !is_transformed => guards.observe_activation(step, gemms, stats),
                 Phase::Backward => guards.observe_backward_tensor(step, gemms, stats),
                 _ => guards.observe_tensor(step, gemms, stats),
             }

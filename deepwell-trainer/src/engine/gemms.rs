@@ -26,6 +26,8 @@ pub struct OperandStats {
     pub gemms: Arc<[usize]>,
     /// Statistics of the operand's quantization.
     pub stats: QuantStats,
+    /// Whether the quantized values are a Hadamard transform of the operand.
+    pub is_transformed: bool,
 }
 
 /// The counters of a quantization, and the GEMMs that the counters belong to.
@@ -37,6 +39,7 @@ pub(super) struct Counters {
     /// Whether the format clips the largest elements of blocks by design: NVFP4 rounds its scales
     /// to nearest, so that about half of them are too small. Guards ignore this clipping.
     pub(super) clips_by_design: bool,
+    pub(super) is_transformed: bool,
 }
 
 impl Counters {
@@ -44,7 +47,8 @@ impl Counters {
         let counted = decode_statistics(words);
         let saturations = if self.clips_by_design { 0 } else { counted.saturations };
         let stats = QuantStats { saturations, ..counted };
-        OperandStats { gemms: Arc::clone(&self.gemms), stats }
+        let is_transformed = self.is_transformed;
+        OperandStats { gemms: Arc::clone(&self.gemms), stats, is_transformed }
     }
 }
 
@@ -81,6 +85,7 @@ pub(super) fn statistics_of(program: &Program, gemms: &[Gemm]) -> Vec<Statistics
                 id: quantization.statistics()?,
                 gemms: gemms.into_iter().collect(),
                 clips_by_design: matches!(scale, ScaleFormat::Ue4m3(_)),
+                is_transformed: quantization.quantize.format.hadamard.is_some(),
             })
         };
         call.quantizations().into_iter().filter_map(of).collect()
@@ -129,8 +134,9 @@ mod tests {
         let words = [u64::from(2f32.to_bits()), 1000, 3, 40, 5, 6];
         for (clips_by_design, saturations) in [(true, 0), (false, 40)] {
             let gemms = Arc::from([3, 7]);
-            let counters = Counters { id: ValueId(0), gemms, clips_by_design };
-            let OperandStats { gemms, stats } = counters.decode(&words);
+            let (id, is_transformed) = (ValueId(0), false);
+            let counters = Counters { id, gemms, clips_by_design, is_transformed };
+            let OperandStats { gemms, stats, .. } = counters.decode(&words);
             assert_eq!((&gemms[..], stats.saturations), (&[3, 7][..], saturations));
             assert_eq!((stats.amax, stats.elements, stats.underflows), (2.0, 1000, 3));
             assert_eq!((stats.scale_clamps, stats.nonfinite), (5, 6));

@@ -13,7 +13,7 @@ const PHASES: [Phase; 5] =
     [Phase::Forward, Phase::Backward, Phase::WeightGradients, Phase::Optimizer, Phase::Weights];
 
 /// Words per operand in a message, in addition to the GEMMs that read the operand.
-const WORDS: usize = 10;
+const WORDS: usize = 11;
 
 /// Statistics of an operand in a pass.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +27,8 @@ struct Counted {
 
 impl Counted {
     fn to_words(&self) -> impl Iterator<Item = u64> {
-        let Counted { micro_batch, phase, chunk, operand: OperandStats { gemms, stats } } = self;
+        let Counted { micro_batch, phase, chunk, operand } = self;
+        let OperandStats { gemms, stats, is_transformed } = operand;
         let QuantStats { amax, elements, underflows, saturations, scale_clamps, nonfinite } =
             *stats;
         let phase = PHASES.iter().position(|it| it == phase).unwrap_or(0) as u64;
@@ -35,15 +36,15 @@ impl Counted {
         let place = [u64::from(*micro_batch), phase, u64::from(*chunk)];
         let counters = [amax, elements, underflows, saturations, scale_clamps, nonfinite];
         let gemms = gemms.iter().map(|&gemm| gemm as u64);
-        let count = [gemms.len() as u64];
-        place.into_iter().chain(counters).chain(count).chain(gemms)
+        let rest = [u64::from(*is_transformed), gemms.len() as u64];
+        place.into_iter().chain(counters).chain(rest).chain(gemms)
     }
 
     /// Decodes a rank's message, operand by operand.
     fn all_of_words(mut words: &[u64]) -> Vec<Counted> {
         let mut all = Vec::new();
         while let Some((fields, rest)) = words.split_at_checked(WORDS) {
-            let (gemms, rest) = rest.split_at((fields[9] as usize).min(rest.len()));
+            let (gemms, rest) = rest.split_at((fields[10] as usize).min(rest.len()));
             let stats = QuantStats {
                 amax: f32::from_bits(fields[3] as u32),
                 elements: fields[4],
@@ -57,7 +58,7 @@ impl Counted {
                 micro_batch: fields[0] as u32,
                 phase: PHASES[fields[1] as usize % PHASES.len()],
                 chunk: fields[2] as u32,
-                operand: OperandStats { gemms, stats },
+                operand: OperandStats { gemms, stats, is_transformed: fields[9] != 0 },
             });
             words = rest;
         }
@@ -181,6 +182,7 @@ mod tests {
             operand: OperandStats {
                 gemms: Arc::from([gemm, gemm + 7]),
                 stats: QuantStats { elements: 1 + gemm as u64, ..QuantStats::default() },
+                is_transformed: gemm == 1,
             },
         };
         let [forward, backward, weights] = [Phase::Forward, Phase::Backward, Phase::Weights];
