@@ -155,6 +155,7 @@ impl Input<'_> {
             new.push(NewTensor { name: of_tensor.name.clone(), dtype, shape, bytes });
             jobs.push((tensor, Some(planes)));
         }
+        safetensors::check_names(self.path, &new)?;
         let quantized_count = jobs.iter().filter(|(_, planes)| planes.is_some()).count();
         if quantized_count != quantized.tensors.len() {
             let expected = quantized.tensors.len();

@@ -119,12 +119,7 @@ fn plan_file<'a>(
         }
         jobs.push(Job { tensor, matrices, is_inputs_first, reason: decision.reason.clone() });
     }
-    let mut names: Vec<&str> = new.iter().map(|tensor| tensor.name.as_str()).collect();
-    names.sort_unstable();
-    if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        let detail = format!("it has a tensor `{}`, the name that scales would get", twice[0]);
-        return Err(QuantizeFileError::invalid(source.path, detail));
-    }
+    safetensors::check_names(source.path, &new)?;
     Ok(FilePlan { quantized, jobs, new })
 }
 

@@ -37,7 +37,10 @@ pub(crate) fn planes_of(
         let names = convention.planes(module, format);
         let mut shape = tensor.shape.clone();
         if let (Some(cols), FolderFormat::Nvfp4) = (shape.last_mut(), format) {
-            *cols *= 2;
+            *cols = cols.checked_mul(2).ok_or_else(|| {
+                let detail = format!("`{}` is larger than a file can be", tensor.name);
+                QuantizeFileError::invalid(path, detail)
+            })?;
         }
         let quantized = QuantizedTensor {
             name: format!("{module}{WEIGHT}"),

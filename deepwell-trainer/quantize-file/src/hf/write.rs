@@ -41,6 +41,7 @@ pub(super) fn write_file(
         counts.push(of_tensor.len());
         new.extend(of_tensor);
     }
+    safetensors::check_names(source.path, &new)?;
     let (target_file, begins) = safetensors::create(target, &new, &source.header.metadata)?;
     let from = SourceFile { file: &source.file, path: source.path };
     let target = TargetFile { file: &target_file, path: target };
