@@ -73,6 +73,9 @@ pub enum TrainError {
     /// Hugging Face weights cannot be read.
     #[error(transparent)]
     Weights(#[from] deepwell_ckpt::hf::HfError),
+    /// Weights cannot be quantized into files.
+    #[error(transparent)]
+    QuantizeFile(#[from] deepwell_quantize_file::QuantizeFileError),
     /// A file or folder cannot be used.
     #[error("{path}: {source}", path = path.display())]
     Io {

@@ -380,8 +380,10 @@ impl<'r> Fit<'r> {
         let statistics = self.engine.statistics_by_phase()?;
         let products = self.engine.products()?;
         let guards = &mut self.position.guards;
-        for (phase, OperandStats { gemms, has_tensor_scale, stats }) in &statistics {
+        for (phase, operand) in &statistics {
+            let OperandStats { gemms, has_tensor_scale, stats, is_transformed } = operand;
             let operand = Observed {
+                is_activation: *phase == Phase::Forward && !is_transformed,
                 is_backward: *phase == Phase::Backward,
                 has_tensor_scale: *has_tensor_scale,
             };

@@ -228,6 +228,20 @@ pub fn quantizable_weights(graph: &Graph) -> Vec<(TensorId, Option<u32>)> {
     weights.map(|id| (id, layer_of.get(&id).copied().flatten())).collect()
 }
 
+/// The assignment of a policy to each of the [`quantizable_weights`], before kernels are selected.
+///
+/// # Errors
+/// A policy that cannot be applied to the graph.
+pub fn weight_assignments(
+    graph: &Graph,
+    policy: &PrecisionPolicy,
+) -> Result<Vec<(TensorId, Assignment)>, IrError> {
+    let order = parameters_in_order(graph);
+    let assigned = policy.assign(&uses(graph, &order))?;
+    let all = order.into_iter().zip(assigned);
+    Ok(all.filter(|((_, role), _)| is_quantizable(*role)).map(|((id, _), it)| (id, it)).collect())
+}
+
 /// Whether operand `index` of an op is the biases of a layer's experts.
 fn reads_expert_bias(op: &Op, index: usize) -> bool {
     match op {

@@ -17,7 +17,9 @@ mod tensor_parallel;
 mod tensor_precision;
 mod weight_gradients;
 
-pub use assign::{check_split_blocks, expert_row_alignment, quantizable_weights};
+pub use assign::{
+    check_split_blocks, expert_row_alignment, quantizable_weights, weight_assignments,
+};
 pub use context_parallel::context_parallel;
 pub use documents::mask_documents;
 pub use fuse::fuse;

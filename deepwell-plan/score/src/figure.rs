@@ -2,6 +2,9 @@
 
 use std::fmt::Write;
 
+use svg::Document;
+use svg::node::element::{Circle, Group, Line, Path, Rectangle, Text, Title};
+
 use super::{Scored, ScoredRow, UNFITTED};
 
 const COLUMNS: usize = 4;
@@ -16,18 +19,17 @@ const TOP: f64 = 34.0;
 pub fn figure(tables: &[Scored]) -> String {
     let rows = tables.len().div_ceil(COLUMNS).max(1);
     let (width, height) = (PANEL * COLUMNS as f64, PANEL * rows as f64);
-    let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
-         font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"{width}\" \
-         height=\"{height}\" fill=\"#ffffff\"/>\n"
-    );
+    let background = Rectangle::new().set("width", width).set("height", height);
+    let mut document = Document::new()
+        .set("viewBox", (0, 0, width, height))
+        .set("font-family", "sans-serif")
+        .set("font-size", 11)
+        .add(background.set("fill", "#ffffff"));
     for (index, table) in tables.iter().enumerate() {
         let place = (PANEL * (index % COLUMNS) as f64, PANEL * (index / COLUMNS) as f64);
-        // Writing to a string does not fail.
-        let _ = panel(&mut text, table, place);
+        document = document.add(panel(table, place));
     }
-    text += "</svg>\n";
-    text
+    format!("{document}\n")
 }
 
 /// A value as a coordinate: the logarithm, or the value for tables with absolute errors.
@@ -35,7 +37,17 @@ fn scaled(table: &Scored, value: f64) -> f64 {
     if table.absolute { value } else { value.log10() }
 }
 
-fn panel(text: &mut String, table: &Scored, (x0, y0): (f64, f64)) -> std::fmt::Result {
+/// A coordinate with one decimal.
+fn tenths(coordinate: f64) -> String {
+    format!("{coordinate:.1}")
+}
+
+/// A label at a place.
+fn label(text: impl Into<String>, x: f64, y: f64) -> Text {
+    Text::new(text).set("x", tenths(x)).set("y", tenths(y))
+}
+
+fn panel(table: &Scored, (x0, y0): (f64, f64)) -> Group {
     let usable = |row: &&ScoredRow| table.absolute || (row.predicted > 0.0 && row.measured > 0.0);
     let rows: Vec<&ScoredRow> = table.rows.iter().filter(usable).collect();
     let values = || rows.iter().flat_map(|row| [row.predicted, row.measured]);
@@ -50,70 +62,80 @@ fn panel(text: &mut String, table: &Scored, (x0, y0): (f64, f64)) -> std::fmt::R
         true => format!("{:.4} on average", table.mean_error()),
         false => format!("{:.1} % on average", 100.0 * table.mean_error()),
     };
-    writeln!(
-        text,
-        "<g><title>{file}</title>\n<text x=\"{left}\" y=\"{}\" font-weight=\"bold\">{file}</text>\n\
-         <text x=\"{left}\" y=\"{}\" fill=\"#555555\">{}, {error}</text>",
-        y0 + 14.0,
-        y0 + 28.0,
-        table.unit
-    )?;
-    writeln!(
-        text,
-        "<rect x=\"{left}\" y=\"{}\" width=\"{PLOT}\" height=\"{PLOT}\" fill=\"none\" \
-         stroke=\"#999999\"/>",
-        bottom - PLOT
-    )?;
+    let mut group = Group::new()
+        .add(Title::new(file))
+        .add(label(file, left, y0 + 14.0).set("font-weight", "bold"))
+        .add(label(format!("{}, {error}", table.unit), left, y0 + 28.0).set("fill", "#555555"));
     // The band around the diagonal, clipped at the frame.
     let shift = match table.absolute {
         true => 0.01 / (to - from) * PLOT,
         false => 1.1_f64.log10() / (to - from) * PLOT,
     }
     .min(PLOT);
-    let far = PLOT - shift;
-    writeln!(
-        text,
-        "<path d=\"M{left:.1} {bottom:.1} h{shift:.1} L{:.1} {:.1} v-{shift:.1} h-{shift:.1} \
-         L{left:.1} {:.1} Z\" fill=\"#4e79a7\" fill-opacity=\"0.12\"/>\n<line x1=\"{left:.1}\" \
-         y1=\"{bottom:.1}\" x2=\"{:.1}\" y2=\"{:.1}\" stroke=\"#999999\"/>",
-        left + PLOT,
-        bottom - far,
-        bottom - shift,
-        left + PLOT,
-        bottom - PLOT
-    )?;
+    group = frame(group, (left, bottom), shift);
     for row in &rows {
-        let (x, y) = (left + at(row.measured), bottom - at(row.predicted));
         let fill = if row.unmodelled.is_some() { "none" } else { "#4e79a7" };
-        writeln!(
-            text,
-            "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"2.6\" fill=\"{fill}\" fill-opacity=\"0.7\" \
-             stroke=\"#4e79a7\" stroke-width=\"0.8\"/>"
-        )?;
+        group = group.add(
+            Circle::new()
+                .set("cx", tenths(left + at(row.measured)))
+                .set("cy", tenths(bottom - at(row.predicted)))
+                .set("r", 2.6)
+                .set("fill", fill)
+                .set("fill-opacity", 0.7)
+                .set("stroke", "#4e79a7")
+                .set("stroke-width", 0.8),
+        );
     }
     for value in [least, most] {
         let value = if table.absolute { value } else { 10.0_f64.powf(value) };
-        let label = number(value);
+        let text = number(value);
         let (x, y) = (left + at(value), bottom - at(value));
-        writeln!(
-            text,
-            "<text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{label}</text>\n\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
-            bottom + 14.0,
-            left - 4.0,
-            y + 4.0
-        )?;
+        let below = label(text.as_str(), x, bottom + 14.0).set("text-anchor", "middle");
+        group = group.add(below);
+        group = group.add(label(text, left - 4.0, y + 4.0).set("text-anchor", "end"));
     }
-    writeln!(
-        text,
-        "<text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\" fill=\"#555555\">measured</text>\n\
-         <text transform=\"translate({:.1} {:.1}) rotate(-90)\" text-anchor=\"middle\" \
-         fill=\"#555555\">predicted</text>\n</g>",
-        left + PLOT / 2.0,
-        bottom + 14.0,
-        left - 8.0,
-        bottom - PLOT / 2.0
-    )
+    axes(group, (left, bottom))
+}
+
+/// Adds the frame of a plot, the band of the given half-width and the diagonal.
+fn frame(group: Group, (left, bottom): (f64, f64), shift: f64) -> Group {
+    let (right, top) = (left + PLOT, bottom - PLOT);
+    let far = PLOT - shift;
+    let band = format!(
+        "M{left:.1} {bottom:.1} h{shift:.1} L{right:.1} {:.1} v-{shift:.1} h-{shift:.1} \
+         L{left:.1} {:.1} Z",
+        bottom - far,
+        bottom - shift
+    );
+    group
+        .add(
+            Rectangle::new()
+                .set("x", left)
+                .set("y", top)
+                .set("width", PLOT)
+                .set("height", PLOT)
+                .set("fill", "none")
+                .set("stroke", "#999999"),
+        )
+        .add(Path::new().set("d", band).set("fill", "#4e79a7").set("fill-opacity", 0.12))
+        .add(
+            Line::new()
+                .set("x1", tenths(left))
+                .set("y1", tenths(bottom))
+                .set("x2", tenths(right))
+                .set("y2", tenths(top))
+                .set("stroke", "#999999"),
+        )
+}
+
+/// Adds the names of the axes.
+fn axes(group: Group, (left, bottom): (f64, f64)) -> Group {
+    let measured = label("measured", left + PLOT / 2.0, bottom + 14.0);
+    let turned = format!("translate({:.1} {:.1}) rotate(-90)", left - 8.0, bottom - PLOT / 2.0);
+    let predicted = Text::new("predicted").set("transform", turned);
+    group
+        .add(measured.set("text-anchor", "middle").set("fill", "#555555"))
+        .add(predicted.set("text-anchor", "middle").set("fill", "#555555"))
 }
 
 /// Formats two or three significant digits.

@@ -53,6 +53,9 @@ pub enum GemmState {
 pub(super) struct Evidence {
     pub(super) observed: bool,
     pub(super) amax: f32,
+    /// Amax of the activation that the forward GEMM reads.
+    #[serde(default)]
+    pub(super) activation_amax: f32,
     /// Amax of tensors quantized in the backward pass: gradients and recomputed activations.
     #[serde(default)]
     pub(super) backward_amax: f32,
@@ -86,6 +89,9 @@ pub(super) struct Gemm {
     /// Sum over the run.
     pub(super) counters: QuantStats,
     pub(super) amax_history: Window,
+    /// Amax of the activation in the last steps; no guard reads it.
+    #[serde(default)]
+    pub(super) activation_amax: Window,
     /// History of the other measures, over the same steps.
     #[serde(default)]
     pub(super) history: History,
@@ -111,6 +117,7 @@ impl Gemm {
             state: GemmState::Low,
             counters: QuantStats::default(),
             amax_history: Window::new(config.amax_history_len),
+            activation_amax: Window::new(config.amax_history_len),
             history: History::default(),
             products: Products::default(),
             evidence: Evidence::default(),
@@ -133,6 +140,9 @@ impl Gemm {
             return;
         }
         let evidence = &mut self.evidence;
+        if operand.is_activation {
+            evidence.activation_amax = evidence.activation_amax.max(stats.amax);
+        }
         if operand.is_backward {
             evidence.backward_amax = evidence.backward_amax.max(stats.amax);
         }
@@ -158,6 +168,10 @@ impl Gemm {
         }
         let reason = self.crossed_threshold(config);
         self.amax_history.push(evidence.amax);
+        if evidence.activation_amax > 0.0 {
+            self.activation_amax.reserve(config.amax_history_len);
+            self.activation_amax.push(evidence.activation_amax);
+        }
         self.history.push(&evidence, config.amax_history_len);
         self.strikes = if reason.is_some() { self.strikes + 1 } else { 0 };
         reason

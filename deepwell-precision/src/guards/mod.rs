@@ -152,6 +152,21 @@ impl Guards {
         self.observe_operand(step, gemms, stats, Observed::default());
     }
 
+    /// [`Guards::observe_tensor`] for the activation that forward GEMMs read. Its amax is kept for
+    /// [`Guards::activation_amax`].
+    pub fn observe_activation(&mut self, step: u64, gemms: &[usize], stats: &QuantStats) {
+        let operand = Observed { is_activation: true, ..Observed::default() };
+        self.observe_operand(step, gemms, stats, operand);
+    }
+
+    /// The largest amax of each weight's activation in the last
+    /// [`GuardConfig::amax_history_len`] steps, by name of the weight. Weights whose activation was
+    /// not quantized are left out.
+    pub fn activation_amax(&self) -> impl Iterator<Item = (&str, f32)> {
+        let of_gemm = |gemm: &Gemm| gemm.activation_amax.iter().reduce(f32::max);
+        self.gemms.iter().filter_map(move |gemm| Some((gemm.name.as_str(), of_gemm(gemm)?)))
+    }
+
     /// [`Guards::observe_tensor`] for a tensor that the backward pass quantizes. Its amax has a
     /// separate history, as gradients are smaller than activations.
     pub fn observe_backward_tensor(&mut self, step: u64, gemms: &[usize], stats: &QuantStats) {

@@ -3,6 +3,9 @@
 /// Kind of an observed operand.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Observed {
+    /// Whether forward GEMMs read the operand as an activation. Its amax is kept for
+    /// [`super::Guards::activation_amax`].
+    pub is_activation: bool,
     /// Whether the backward pass quantizes the operand.
     pub is_backward: bool,
     /// Whether the format has a tensor scale, and elements of four bits. Of its counters two cause

@@ -551,3 +551,31 @@ fn formats_with_a_tensor_scale_have_limits_of_their_own() {
         assert_eq!(count > 0, offends, "{stats:?}");
     }
 }
+
+/// The amax of activations is the largest of the last two steps; other operands do not count, nor
+/// do steps that quantize no activation.
+#[test]
+fn the_amax_of_activations() {
+    let mut guards = guards(Fallback::Safe);
+    let of = |amax: f32| QuantStats { amax, ..good() };
+    for (step, activation, expected) in [
+        (1, Some(3.0), 3.0),
+        (2, Some(5.0), 5.0),
+        (3, None, 5.0),
+        (4, Some(2.0), 5.0),
+        (5, Some(4.0), 4.0),
+    ] {
+        guards.observe_tensor(step, &[0, 1], &of(70.0));
+        guards.observe_backward_tensor(step, &[0, 1], &of(90.0));
+        if let Some(amax) = activation {
+            guards.observe_activation(step, &[1], &of(1.0));
+            guards.observe_activation(step, &[1], &of(amax));
+        }
+        guards.observe_loss(step, 2.0, 1.0);
+        guards.decide(step).unwrap();
+        let json = serde_json::to_string(&guards).unwrap();
+        guards = serde_json::from_str(&json).unwrap();
+        let amax: Vec<(&str, f32)> = guards.activation_amax().collect();
+        assert_eq!(amax, [("down", expected)], "step {step}");
+    }
+}

@@ -14,6 +14,12 @@ pub(super) struct Window {
     next: usize,
 }
 
+impl Default for Window {
+    fn default() -> Self {
+        Self::new(1)
+    }
+}
+
 impl Window {
     pub(super) fn new(capacity: usize) -> Self {
         let capacity = capacity.max(1);

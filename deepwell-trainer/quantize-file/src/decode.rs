@@ -6,26 +6,35 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Instant;
 
-use deepwell_precision::{ScaleRule, dequantize_rows, nvfp4, packed, scale_tiles};
+use deepwell_precision::{ScaleRule, dequantize_rows, nvfp4, packed, scale_tiles, ue4m3};
 use half::{bf16, f16};
 
+use super::hf::{self, FolderConfig};
 use super::metadata::{KEY, Original, Quantized};
 use super::output::Output;
+use super::planes::{QuantizedTensor, QuantizedTensors};
 use super::regions::{Region, for_each, for_each_run, regions};
 use super::report::DequantizeReport;
 use super::safetensors::{self, Header, NewTensor, StoredTensor};
 use super::shape::{Matrices, Stored, inputs_last};
+use super::tensor::TensorScaleForm;
 use super::{FileFormat, QuantizeFileError, ScaleLayout};
 
 /// Bytes of a kept tensor copied at once.
 const COPY_BYTES: usize = 1 << 20;
 
+/// The block scale 1 of NVFP4.
+const ONE: u8 = 0x38;
+const _: () = assert!(ue4m3::decode(ONE) == 1.0);
+
 /// Dequantizes a model written by [`super::quantize`]: each tensor gets its original name, shape
-/// and type, with the values of data and scales. The output appears once complete.
+/// and type, with the values of data and scales. Reads also folders of inference engines, such as
+/// from [`super::quantize_folder`]: their tensors get the type that `config.json` states, and the
+/// output gets the folder's other files. The output appears once complete.
 ///
 /// # Errors
 ///
-/// [`QuantizeFileError`]: the input was not written by [`super::quantize`] or is damaged, the
+/// [`QuantizeFileError`]: the input is not quantized in one of these forms or is damaged, the
 /// output exists without `force`, or the system reports an error.
 pub fn dequantize(
     input: &Path,
@@ -35,24 +44,56 @@ pub fn dequantize(
     let start = Instant::now();
     let model = safetensors::find(input)?;
     let mut files = Vec::new();
+    let mut is_own = false;
     for (path, name) in &model.files {
         let (file, header) = safetensors::open(path)?;
-        let quantized = Quantized::of(&header, path)?
-            .ok_or_else(|| QuantizeFileError::NotQuantized { path: path.clone(), key: KEY })?;
+        let quantized = Quantized::of(&header, path)?;
+        is_own |= quantized.is_some();
         files.push((path.as_path(), name, file, header, quantized));
+    }
+    let config = match is_own || !input.is_dir() {
+        true => None,
+        false => hf::folder_config(input)?,
+    };
+    let dtype = config.as_ref().map_or("BF16", |config| config.dtype);
+    let mut inputs = Vec::new();
+    for (path, name, file, header, quantized) in &files {
+        let tensors = match quantized {
+            Some(quantized) => QuantizedTensors::of(quantized),
+            None if is_own => {
+                let path = path.to_path_buf();
+                return Err(QuantizeFileError::NotQuantized { path, key: KEY });
+            }
+            None => hf::planes_of(header, path, dtype)?,
+        };
+        inputs.push((name, Input { path, file, header }, tensors));
+    }
+    if inputs.iter().all(|(_, _, tensors)| tensors.tensors.is_empty()) && !is_own {
+        return Err(QuantizeFileError::NotQuantized { path: input.to_path_buf(), key: KEY });
     }
     let target = Output::begin(&model, output, force)?;
     let mut report = DequantizeReport::default();
     let mut index = Vec::new();
-    for (path, name, file, header, quantized) in &files {
-        let stored = Stored { format: quantized.format, layout: quantized.layout };
-        let input = Input { path, file, header, stored };
-        let tensors = input.dequantize(quantized, &target.file(name), &mut report)?;
-        index.push(((*name).clone(), tensors));
+    for (name, input, tensors) in &inputs {
+        let new = input.dequantize(tensors, &target.file(name), &mut report)?;
+        index.push(((**name).clone(), new));
+    }
+    if let Some(config) = config {
+        write_other_files(input, config, &target)?;
     }
     target.finish(&model, &index)?;
     report.seconds = start.elapsed().as_secs_f64();
     Ok(report)
+}
+
+/// Writes the configuration without quantization, and copies the other small files.
+fn write_other_files(
+    input: &Path,
+    config: FolderConfig,
+    target: &Output<'_>,
+) -> Result<(), QuantizeFileError> {
+    hf::copy_other_files(input, target)?;
+    config.write(&target.file(hf::CONFIG))
 }
 
 /// A quantized file.
@@ -60,7 +101,6 @@ struct Input<'a> {
     path: &'a Path,
     file: &'a File,
     header: &'a Header,
-    stored: Stored,
 }
 
 /// The parts of one quantized tensor.
@@ -68,6 +108,8 @@ struct StoredPlanes<'a> {
     data: &'a StoredTensor,
     scales: &'a StoredTensor,
     tensor_scale: f32,
+    tensor_scale_form: TensorScaleForm,
+    stored: Stored,
     matrices: Matrices,
     /// Whether the tensor was the transposes: `[.., cols, rows]`.
     is_inputs_first: bool,
@@ -84,33 +126,36 @@ struct Buffers {
     narrow: Vec<bf16>,
     half: Vec<u16>,
     run: Vec<u8>,
+    ones: Vec<u8>,
 }
 
 impl Input<'_> {
     fn dequantize(
         &self,
-        quantized: &Quantized,
+        quantized: &QuantizedTensors,
         target: &Path,
         report: &mut DequantizeReport,
     ) -> Result<Vec<NewTensor>, QuantizeFileError> {
         let mut jobs = Vec::new();
         let mut new = Vec::new();
         for tensor in &self.header.tensors {
-            if self.is_scale(&tensor.name, quantized) {
+            if quantized.scales.contains(&tensor.name) {
                 continue;
             }
-            let (dtype, shape, bytes, planes) = match quantized.tensors.get(&tensor.name) {
-                None => (tensor.dtype.clone(), tensor.shape.clone(), tensor.bytes, None),
-                Some(original) => {
-                    let planes = self.planes(tensor, original)?;
-                    let elements = planes.matrices.rows_total() * planes.matrices.cols;
-                    let bytes = elements as u64 * if original.dtype == "F32" { 4 } else { 2 };
-                    (original.dtype.clone(), original.shape.clone(), bytes, Some(planes))
-                }
+            let Some(of_tensor) = quantized.tensors.get(&tensor.name) else {
+                let StoredTensor { name, dtype, shape, bytes, .. } = tensor.clone();
+                new.push(NewTensor { name, dtype, shape, bytes });
+                jobs.push((tensor, None));
+                continue;
             };
-            new.push(NewTensor { name: tensor.name.clone(), dtype, shape, bytes });
-            jobs.push((tensor, planes));
+            let planes = self.planes(tensor, of_tensor)?;
+            let elements = planes.matrices.rows_total() * planes.matrices.cols;
+            let Original { dtype, shape, .. } = of_tensor.original.clone();
+            let bytes = elements as u64 * if dtype == "F32" { 4 } else { 2 };
+            new.push(NewTensor { name: of_tensor.name.clone(), dtype, shape, bytes });
+            jobs.push((tensor, Some(planes)));
         }
+        safetensors::check_names(self.path, &new)?;
         let quantized_count = jobs.iter().filter(|(_, planes)| planes.is_some()).count();
         if quantized_count != quantized.tensors.len() {
             let expected = quantized.tensors.len();
@@ -140,19 +185,14 @@ impl Input<'_> {
         Ok(new)
     }
 
-    /// Whether a tensor contains the scales of a quantized tensor.
-    fn is_scale(&self, name: &str, quantized: &Quantized) -> bool {
-        let of = |end| name.strip_suffix(end).is_some_and(|of| quantized.tensors.contains_key(of));
-        of("_scale") || (self.stored.format == FileFormat::Nvfp4 && of("_scale_2"))
-    }
-
     /// Returns the parts of a quantized tensor, after checking their sizes.
     fn planes<'a>(
         &'a self,
         data: &'a StoredTensor,
-        original: &Original,
+        quantized: &QuantizedTensor,
     ) -> Result<StoredPlanes<'a>, QuantizeFileError> {
         let name = &data.name;
+        let QuantizedTensor { original, stored, .. } = quantized;
         let invalid = |detail: String| QuantizeFileError::invalid(self.path, detail);
         if !["F32", "BF16", "F16"].contains(&original.dtype.as_str()) {
             let got = &original.dtype;
@@ -164,7 +204,7 @@ impl Input<'_> {
         }
         let matrices = Matrices::new(&inputs_last(&original.shape, is_inputs_first))
             .ok_or_else(|| invalid(format!("`{name}` is larger than a file can be")))?;
-        let find = |name: String, bytes: u64| {
+        let find = |name: &str, bytes: u64| {
             let stored = self.header.tensors.iter().find(|tensor| tensor.name == name);
             let tensor = stored.ok_or_else(|| invalid(format!("tensor `{name}` is missing")))?;
             match tensor.bytes == bytes {
@@ -176,15 +216,26 @@ impl Input<'_> {
             }
         };
         let rows = matrices.rows_total() as u64;
-        let data = find(name.clone(), rows * self.stored.data_len(matrices.cols) as u64)?;
-        let bytes = matrices.count as u64 * self.stored.matrix_scales_len(matrices) as u64;
-        let scales = find(format!("{name}_scale"), bytes)?;
+        let data = find(name, rows * stored.data_len(matrices.cols) as u64)?;
+        let bytes = matrices.count as u64 * stored.matrix_scales_len(matrices) as u64;
+        let scales = find(&quantized.scales, bytes)?;
         let mut tensor_scale = [0; 4];
-        if self.stored.format == FileFormat::Nvfp4 {
-            self.read(&mut tensor_scale, find(format!("{name}_scale_2"), 4)?.begin)?;
+        let mut tensor_scale_form = TensorScaleForm::Factor;
+        if let Some((name, form)) = &quantized.tensor_scale {
+            self.read(&mut tensor_scale, find(name, 4)?.begin)?;
+            tensor_scale_form = *form;
         }
         let tensor_scale = f32::from_le_bytes(tensor_scale);
-        Ok(StoredPlanes { data, scales, tensor_scale, matrices, is_inputs_first })
+        let stored = *stored;
+        Ok(StoredPlanes {
+            data,
+            scales,
+            tensor_scale,
+            tensor_scale_form,
+            stored,
+            matrices,
+            is_inputs_first,
+        })
     }
 
     fn read(&self, bytes: &mut [u8], at: u64) -> Result<(), QuantizeFileError> {
@@ -212,25 +263,30 @@ impl Input<'_> {
         dtype: &str,
         target: &Destination<'_>,
     ) -> Result<(), QuantizeFileError> {
-        let regions = regions(planes.matrices, self.stored.layout, planes.is_inputs_first);
+        let regions = regions(planes.matrices, planes.stored.layout, planes.is_inputs_first, 1);
         let elements = regions.iter().map(|region| region.elements()).max().unwrap_or(0);
         for_each(&regions, elements, |buffers: &mut Buffers, region| {
             self.load(planes, region, buffers)?;
-            let Buffers { data, scales, wide, narrow, half, run, .. } = buffers;
+            let Buffers { data, scales, wide, narrow, half, run, ones, .. } = buffers;
+            let is_divided = planes.tensor_scale_form == TensorScaleForm::Reciprocal;
+            if dtype == "BF16" && !is_divided {
+                narrow.resize(region.elements(), bf16::ZERO);
+                planes.values(region, data, scales, narrow)?;
+                return target.write_elements(narrow, region, planes, run);
+            }
+            wide.resize(region.elements(), 0.0);
+            match is_divided {
+                true => planes.divided_values(region, data, scales, ones, wide)?,
+                false => planes.values(region, data, scales, wide)?,
+            }
             match dtype {
                 "BF16" => {
-                    narrow.resize(region.elements(), bf16::ZERO);
-                    self.values(planes, region, data, scales, narrow)?;
+                    narrow.clear();
+                    narrow.extend(wide.iter().map(|&x| bf16::from_f32(x)));
                     target.write_elements(narrow, region, planes, run)
                 }
-                "F32" => {
-                    wide.resize(region.elements(), 0.0);
-                    self.values(planes, region, data, scales, wide)?;
-                    target.write_elements(wide, region, planes, run)
-                }
+                "F32" => target.write_elements(wide, region, planes, run),
                 _ => {
-                    wide.resize(region.elements(), 0.0);
-                    self.values(planes, region, data, scales, wide)?;
                     half.clear();
                     half.extend(wide.iter().map(|&x| to_f16(x).to_bits()));
                     target.write_elements(half, region, planes, run)
@@ -249,10 +305,10 @@ impl Input<'_> {
     ) -> Result<(), QuantizeFileError> {
         let Region { rows, cols, .. } = region;
         let Buffers { stored, data, scales, tiles, .. } = buffers;
-        let begin = planes.data.begin + region.data_begin(planes.matrices, self.stored);
-        stored.resize(rows * self.stored.data_len(cols), 0);
+        let begin = planes.data.begin + region.data_begin(planes.matrices, planes.stored);
+        stored.resize(rows * planes.stored.data_len(cols), 0);
         self.read(stored, begin)?;
-        match self.stored.format {
+        match planes.stored.format {
             FileFormat::Mxfp8 | FileFormat::Nvfp4 => std::mem::swap(data, stored),
             FileFormat::Mxfp6 => {
                 data.resize(rows * cols, 0);
@@ -263,10 +319,10 @@ impl Input<'_> {
                 packed::unpack_fp4(stored, rows, cols, data)?;
             }
         }
-        let blocks = self.stored.blocks(cols);
-        let begin = planes.scales.begin + region.scales_begin(planes.matrices, self.stored);
+        let blocks = planes.stored.blocks(cols);
+        let begin = planes.scales.begin + region.scales_begin(planes.matrices, planes.stored);
         scales.resize(rows * blocks, 0);
-        match self.stored.layout {
+        match planes.stored.layout {
             ScaleLayout::Plain => self.read(scales, begin),
             ScaleLayout::Tiled => {
                 tiles.resize(scale_tiles::tiled_len(rows, blocks), 0);
@@ -275,10 +331,11 @@ impl Input<'_> {
             }
         }
     }
+}
 
+impl StoredPlanes<'_> {
     fn values<T: deepwell_precision::DequantizedValue>(
         &self,
-        planes: &StoredPlanes<'_>,
         region: Region,
         data: &[u8],
         scales: &[u8],
@@ -286,10 +343,32 @@ impl Input<'_> {
     ) -> Result<(), QuantizeFileError> {
         let Region { rows, cols, .. } = region;
         if self.stored.format == FileFormat::Nvfp4 {
-            nvfp4::dequantize_rows(data, scales, planes.tensor_scale, rows, cols, out)?;
+            nvfp4::dequantize_rows(data, scales, self.tensor_scale, rows, cols, out)?;
         } else {
             let format = self.stored.format.quant_format(ScaleRule::default());
             dequantize_rows(data, scales, rows, cols, &format, out)?;
+        }
+        Ok(())
+    }
+
+    /// Values of NVFP4 in the arithmetic of compressed-tensors: the block scale divided by the
+    /// stored reciprocal, times the element.
+    fn divided_values(
+        &self,
+        region: Region,
+        data: &[u8],
+        scales: &[u8],
+        ones: &mut Vec<u8>,
+        out: &mut [f32],
+    ) -> Result<(), QuantizeFileError> {
+        let Region { rows, cols, .. } = region;
+        ones.clear();
+        ones.resize(scales.len(), ONE);
+        nvfp4::dequantize_rows(data, ones, 1.0, rows, cols, out)?;
+        let blocks = out.chunks_mut(cols).flat_map(|row| row.chunks_mut(nvfp4::BLOCK));
+        for (block, &scale) in blocks.zip(scales) {
+            let factor = ue4m3::decode(scale) / self.tensor_scale;
+            block.iter_mut().for_each(|x| *x *= factor);
         }
         Ok(())
     }

@@ -1,19 +1,19 @@
 //! From a model to its quantized form.
 
-use std::fs::File;
 use std::path::Path;
 use std::time::Instant;
 
-use deepwell_precision::{OperandClass, PrecisionPolicy, TensorUse};
-
+use super::decide::{Decision, ModelFile, decide};
+use super::hf;
 use super::metadata::{KEY, Original, Quantized};
 use super::output::Output;
 use super::regions::TILED_COLS_MAX;
 use super::report::{Quality, QuantizeReport, TensorReport};
-use super::safetensors::{self, Header, NewTensor, StoredTensor};
+use super::safetensors::{self, NewTensor, StoredTensor};
 use super::shape::{Matrices, Stored, inputs_last};
-use super::tensor::{Files, PlaneOffsets, SourceType, Work, copy};
-use super::uses::uses;
+use super::tensor::{
+    PlaneOffsets, SourceFile, SourceType, TargetFile, TensorScaleForm, Weight, Work, copy,
+};
 use super::{FileFormat, QuantizeFileError, QuantizeFileOptions, ScaleLayout};
 
 /// Quantizes a model: `options.output` gets every tensor of the input, the tensors selected by the
@@ -34,9 +34,18 @@ pub fn quantize(options: &QuantizeFileOptions) -> Result<QuantizeReport, Quantiz
             let format = quantized.format.name();
             return Err(QuantizeFileError::AlreadyQuantized { path: path.clone(), format });
         }
-        files.push(SourceFile { path, name, file, header });
+        if hf::planes_of(&header, path, "BF16").is_ok_and(|found| !found.tensors.is_empty()) {
+            let format = "quantized modules";
+            return Err(QuantizeFileError::AlreadyQuantized { path: path.clone(), format });
+        }
+        files.push(ModelFile { path, name, file, header });
     }
-    let (reasons, notes) = decide(options, files.iter().map(|source| &source.header))?;
+    let folder = match options.input.is_dir() {
+        true => options.input.as_path(),
+        false => options.input.parent().unwrap_or(Path::new("")),
+    };
+    let headers = files.iter().map(|source| &source.header);
+    let (reasons, notes) = decide(options.policy.as_ref(), folder, headers)?;
 
     let output = Output::begin(&model, &options.output, options.force)?;
     let mut report = QuantizeReport::new(options);
@@ -52,67 +61,6 @@ pub fn quantize(options: &QuantizeFileOptions) -> Result<QuantizeReport, Quantiz
     output.finish(&model, &index)?;
     report.seconds = start.elapsed().as_secs_f64();
     Ok(report)
-}
-
-/// An open file of the model.
-struct SourceFile<'a> {
-    path: &'a Path,
-    /// Name in the model's folder.
-    name: &'a str,
-    file: File,
-    header: Header,
-}
-
-/// Decision about one tensor, with the reason.
-struct Decision {
-    is_quantized: bool,
-    is_inputs_first: bool,
-    reason: String,
-}
-
-/// A decision for each tensor of the headers, in order, and remarks.
-fn decide<'a>(
-    options: &QuantizeFileOptions,
-    headers: impl Iterator<Item = &'a Header>,
-) -> Result<(Vec<Decision>, Vec<String>), QuantizeFileError> {
-    let tensors: Vec<&StoredTensor> = headers.flat_map(|header| &header.tensors).collect();
-    let is_float = |tensor: &StoredTensor| SourceType::of(tensor).is_some();
-    let folder = match options.input.is_dir() {
-        true => options.input.as_path(),
-        false => options.input.parent().unwrap_or(Path::new("")),
-    };
-    let (usage, notes) = uses(&tensors, folder);
-    let uses: Vec<TensorUse<'_>> = tensors
-        .iter()
-        .zip(&usage)
-        .filter(|(tensor, _)| is_float(tensor))
-        .map(|(tensor, usage)| TensorUse { name: &tensor.name, role: usage.role, layer: None })
-        .collect();
-    let policy = match &options.policy {
-        Some(policy) => policy.clone(),
-        // A file has no order of execution, so first and last are undefined.
-        None => PrecisionPolicy::from_toml("keep_first_last_bf16 = false", "default policy")?,
-    };
-    let mut assigned = policy.assign(&uses)?.into_iter();
-    let mut decisions = Vec::new();
-    for (tensor, usage) in tensors.into_iter().zip(usage) {
-        let assignment = if is_float(tensor) { assigned.next() } else { None };
-        let is_inputs_first = usage.is_inputs_first;
-        let (is_quantized, reason) = match (assignment, usage.kept) {
-            (None, _) => (false, format!("type {} is not quantized", tensor.dtype)),
-            (Some(_), Some(reason)) => (false, reason.to_owned()),
-            // A file contains the weights of the forward pass.
-            (Some(assignment), None) => (
-                assignment.operand(OperandClass::FpropWeight).is_some() && tensor.bytes > 0,
-                assignment.reason,
-            ),
-        };
-        decisions.push(Decision { is_quantized, is_inputs_first, reason });
-    }
-    match decisions.iter().any(|decision| decision.is_quantized) {
-        true => Ok((decisions, notes)),
-        false => Err(QuantizeFileError::NothingToQuantize),
-    }
 }
 
 /// A tensor of the input with its output form.
@@ -133,7 +81,7 @@ struct FilePlan<'a> {
 
 /// Plans the tensors of one quantized file.
 fn plan_file<'a>(
-    source: &'a SourceFile<'_>,
+    source: &'a ModelFile<'_>,
     decisions: &[Decision],
     options: &QuantizeFileOptions,
 ) -> Result<FilePlan<'a>, QuantizeFileError> {
@@ -171,19 +119,14 @@ fn plan_file<'a>(
         }
         jobs.push(Job { tensor, matrices, is_inputs_first, reason: decision.reason.clone() });
     }
-    let mut names: Vec<&str> = new.iter().map(|tensor| tensor.name.as_str()).collect();
-    names.sort_unstable();
-    if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-        let detail = format!("it has a tensor `{}`, the name that scales would get", twice[0]);
-        return Err(QuantizeFileError::invalid(source.path, detail));
-    }
+    safetensors::check_names(source.path, &new)?;
     Ok(FilePlan { quantized, jobs, new })
 }
 
 /// Quantizes one file into `target`, adds to the report, and returns a description of the new
 /// tensors.
 fn quantize_file(
-    source: &SourceFile<'_>,
+    source: &ModelFile<'_>,
     decisions: &[Decision],
     options: &QuantizeFileOptions,
     target: &Path,
@@ -197,12 +140,8 @@ fn quantize_file(
     metadata.insert(KEY.to_owned(), text);
     let (target_file, begins) = safetensors::create(target, &new, &metadata)?;
 
-    let files = Files {
-        source: &source.file,
-        source_path: source.path,
-        target: &target_file,
-        target_path: target,
-    };
+    let from = SourceFile { file: &source.file, path: source.path };
+    let target = TargetFile { file: &target_file, path: target };
     let mut offsets = begins.iter().copied().zip(&new);
     for job in jobs {
         let tensor = job.tensor;
@@ -211,7 +150,7 @@ fn quantize_file(
         let mut bytes_out = bytes;
         let quality = match job.matrices {
             None => {
-                copy(&files, tensor, begin)?;
+                copy(from, tensor, target, begin)?;
                 None
             }
             Some((kind, matrices)) => {
@@ -224,17 +163,16 @@ fn quantize_file(
                     offsets.tensor_scale = Some(begin);
                     bytes_out += bytes;
                 }
-                let work = Work {
-                    files: &files,
-                    tensor,
-                    kind,
-                    matrices,
-                    is_inputs_first: job.is_inputs_first,
-                    stored,
-                    options,
-                    offsets,
+                let is_inputs_first = job.is_inputs_first;
+                let weight = Weight { file: from, tensor, kind, matrices, is_inputs_first };
+                let amax = match offsets.tensor_scale {
+                    None => 0.0,
+                    Some(_) => weight.amax()?,
                 };
-                Some(Quality::from(work.run()?))
+                let format = stored.format.quant_format(options.scale_rule);
+                let tensor_scale = TensorScaleForm::Factor;
+                let work = Work { weight, target, stored, format, offsets, tensor_scale };
+                Some(Quality::from(work.run(amax)?))
             }
         };
         report.add(TensorReport {

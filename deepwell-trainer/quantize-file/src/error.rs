@@ -75,6 +75,37 @@ pub enum QuantizeFileError {
         /// The missing key.
         key: &'static str,
     },
+    /// A folder without a configuration.
+    #[error(
+        "no model in `{}`: expected `config.json`, which states the modules of the weights",
+        path.display()
+    )]
+    NoConfig {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// No inference engine reads the tensor quantized.
+    #[error(
+        "tensor `{name}` cannot be exported quantized: expected {expected}, got {got}\nhint: {hint}"
+    )]
+    NotLoadable {
+        /// The tensor.
+        name: String,
+        /// What engines read.
+        expected: String,
+        /// What the tensor is.
+        got: String,
+        /// Remedy.
+        hint: &'static str,
+    },
+    /// A value that must be finite is NaN or infinite.
+    #[error("tensor `{name}`: expected finite values, got NaN or an infinity in {what}")]
+    NotFinite {
+        /// The tensor.
+        name: String,
+        /// Where in the tensor.
+        what: String,
+    },
     /// Nothing in the model would be quantized.
     #[error(
         "no tensor of the model is to be quantized\nhint: a `[[rule]]` in the policy file with \

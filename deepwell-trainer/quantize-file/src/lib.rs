@@ -32,13 +32,16 @@ use std::path::PathBuf;
 use deepwell_precision::{ElementFormat, PrecisionPolicy, QuantFormat, ScaleRule};
 use serde::{Deserialize, Serialize};
 
+mod decide;
 mod decode;
 mod encode;
 mod error;
+mod hf;
 mod metadata;
 mod names;
 mod orientation;
 mod output;
+mod planes;
 mod regions;
 mod report;
 mod safetensors;
@@ -49,6 +52,10 @@ mod uses;
 pub use decode::dequantize;
 pub use encode::quantize;
 pub use error::QuantizeFileError;
+pub use hf::{
+    AssignedWeight, Convention, FolderFormat, QuantizeFolderOptions, QuantizedFolder,
+    quantize_folder,
+};
 pub use regions::BUFFER_BYTES_MAX;
 pub use report::{DequantizeReport, Quality, QuantizeReport, TensorReport};
 

@@ -93,11 +93,13 @@ pub(super) fn for_each_run<E>(
     Ok(())
 }
 
-/// The pieces of a tensor, which depend only on its shape, layout and orientation.
+/// The pieces of a tensor, which depend only on its shape, layout and orientation, and on the rows
+/// of a block: no piece ends within a block.
 pub(super) fn regions(
     matrices: Matrices,
     layout: ScaleLayout,
     is_inputs_first: bool,
+    block_rows: usize,
 ) -> Vec<Region> {
     let Matrices { count, rows, cols } = matrices;
     let mut regions = Vec::new();
@@ -105,7 +107,10 @@ pub(super) fn regions(
         return regions;
     }
     let piece_elements = if is_inputs_first { TURNED_PIECE_ELEMENTS } else { PIECE_ELEMENTS };
-    let rows_at_once = piece_elements / cols;
+    let mut rows_at_once = piece_elements / cols;
+    if block_rows > 1 {
+        rows_at_once = (rows_at_once / block_rows).max(1) * block_rows;
+    }
     match layout {
         ScaleLayout::Plain if rows_at_once == 0 => {
             for row in 0..count * rows {
@@ -192,7 +197,7 @@ mod tests {
                 {
                     let stored = Stored { format, layout };
                     let (mut element, mut data, mut scales) = (0, 0, 0);
-                    for region in regions(matrices, layout, is_inputs_first) {
+                    for region in regions(matrices, layout, is_inputs_first, 1) {
                         assert_eq!(region.first(matrices), element);
                         assert_eq!(region.data_begin(matrices, stored), data);
                         assert_eq!(region.scales_begin(matrices, stored), scales);
@@ -208,13 +213,25 @@ mod tests {
         }
     }
 
+    /// No piece but the last ends within a square block.
+    #[test]
+    fn pieces_end_at_blocks() {
+        for (rows, cols, block_rows) in [(100, 20_000, 16), (70, 300_000, 32), (400, 3000, 128)] {
+            let matrices = Matrices { count: 1, rows, cols };
+            let regions = regions(matrices, ScaleLayout::Plain, false, block_rows);
+            assert!(regions.len() > 1);
+            assert_eq!(regions.iter().map(|region| region.rows).sum::<usize>(), rows);
+            assert!(regions.iter().all(|region| region.row % block_rows == 0), "{regions:?}");
+        }
+    }
+
     /// The runs of all pieces of a tensor with inputs first give its transpose.
     #[test]
     fn runs_are_the_transpose() {
         for (count, rows, cols) in [(1, 1, 1), (3, 5, 7), (2, 700, 2000), (1, 1, 3_000_000)] {
             let matrices = Matrices { count, rows, cols };
             let mut seen = vec![false; count * rows * cols];
-            for region in regions(matrices, ScaleLayout::Plain, true) {
+            for region in regions(matrices, ScaleLayout::Plain, true, 1) {
                 let all = for_each_run(region, matrices, |col, first, done, run| {
                     for i in 0..run {
                         let element = first as usize + i;

@@ -77,6 +77,19 @@ pub(super) struct NewTensor {
     pub(super) bytes: u64,
 }
 
+/// Rejects two tensors of one name, for a source file at `path`.
+pub(super) fn check_names(path: &Path, tensors: &[NewTensor]) -> Result<(), QuantizeFileError> {
+    let mut names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    names.sort_unstable();
+    match names.windows(2).find(|pair| pair[0] == pair[1]) {
+        None => Ok(()),
+        Some(twice) => {
+            let detail = format!("the output would have two tensors `{}`", twice[0]);
+            Err(QuantizeFileError::invalid(path, detail))
+        }
+    }
+}
+
 /// Creates a file with a header and room for its tensors, and returns the offset of each tensor.
 /// Tensors are ordered by descending element size, so that each is aligned to its element size.
 pub(super) fn create(

@@ -31,6 +31,8 @@ pub struct OperandStats {
     pub has_tensor_scale: bool,
     /// Statistics of the operand's quantization.
     pub stats: QuantStats,
+    /// Whether the quantized values are a Hadamard transform of the operand.
+    pub is_transformed: bool,
 }
 
 /// The counters of a quantization, and the GEMMs that the counters belong to.
@@ -41,6 +43,7 @@ pub(super) struct Counters {
     pub(super) gemms: Arc<[usize]>,
     /// Whether the format has a tensor scale.
     pub(super) has_tensor_scale: bool,
+    pub(super) is_transformed: bool,
 }
 
 impl Counters {
@@ -49,6 +52,7 @@ impl Counters {
             gemms: Arc::clone(&self.gemms),
             has_tensor_scale: self.has_tensor_scale,
             stats: decode_statistics(words),
+            is_transformed: self.is_transformed,
         }
     }
 }
@@ -90,6 +94,7 @@ pub(super) fn statistics_of(program: &Program, gemms: &[Gemm]) -> Vec<Statistics
                 id: quantization.statistics()?,
                 gemms: gemms.into_iter().collect(),
                 has_tensor_scale: matches!(scale, ScaleFormat::Ue4m3(_)),
+                is_transformed: quantization.quantize.format.hadamard.is_some(),
             })
         };
         call.quantizations().into_iter().filter_map(of).collect()

@@ -13,7 +13,7 @@ const PHASES: [Phase; 5] =
     [Phase::Forward, Phase::Backward, Phase::WeightGradients, Phase::Optimizer, Phase::Weights];
 
 /// Words per operand in a message, in addition to the GEMMs that read the operand.
-const WORDS: usize = 11;
+const WORDS: usize = 12;
 
 /// Statistics of an operand in a pass.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,7 +28,7 @@ struct Counted {
 impl Counted {
     fn to_words(&self) -> impl Iterator<Item = u64> {
         let Counted { micro_batch, phase, chunk, operand } = self;
-        let OperandStats { gemms, has_tensor_scale, stats } = operand;
+        let OperandStats { gemms, has_tensor_scale, stats, is_transformed } = operand;
         let QuantStats { amax, elements, underflows, saturations, scale_clamps, nonfinite } =
             *stats;
         let phase = PHASES.iter().position(|it| it == phase).unwrap_or(0) as u64;
@@ -37,15 +37,15 @@ impl Counted {
         let has_tensor_scale = [u64::from(*has_tensor_scale)];
         let counters = [amax, elements, underflows, saturations, scale_clamps, nonfinite];
         let gemms = gemms.iter().map(|&gemm| gemm as u64);
-        let count = [gemms.len() as u64];
-        place.into_iter().chain(counters).chain(has_tensor_scale).chain(count).chain(gemms)
+        let rest = [u64::from(*is_transformed), gemms.len() as u64];
+        place.into_iter().chain(counters).chain(has_tensor_scale).chain(rest).chain(gemms)
     }
 
     /// Decodes a rank's message, operand by operand.
     fn all_of_words(mut words: &[u64]) -> Vec<Counted> {
         let mut all = Vec::new();
         while let Some((fields, rest)) = words.split_at_checked(WORDS) {
-            let (gemms, rest) = rest.split_at((fields[10] as usize).min(rest.len()));
+            let (gemms, rest) = rest.split_at((fields[11] as usize).min(rest.len()));
             let stats = QuantStats {
                 amax: f32::from_bits(fields[3] as u32),
                 elements: fields[4],
@@ -59,7 +59,12 @@ impl Counted {
                 micro_batch: fields[0] as u32,
                 phase: PHASES[fields[1] as usize % PHASES.len()],
                 chunk: fields[2] as u32,
-                operand: OperandStats { gemms, has_tensor_scale: fields[9] == 1, stats },
+                operand: OperandStats {
+                    gemms,
+                    has_tensor_scale: fields[9] == 1,
+                    stats,
+                    is_transformed: fields[10] == 1,
+                },
             });
             words = rest;
         }
@@ -184,6 +189,7 @@ mod tests {
                 gemms: Arc::from([gemm, gemm + 7]),
                 has_tensor_scale: gemm % 2 == 1,
                 stats: QuantStats { elements: 1 + gemm as u64, ..QuantStats::default() },
+                is_transformed: gemm == 1,
             },
         };
         let [forward, backward, weights] = [Phase::Forward, Phase::Backward, Phase::Weights];

@@ -1,8 +1,8 @@
 //! A simulated pipeline as a Chrome trace and as an SVG.
 
-use std::fmt::Write;
-
 use serde_json::{Value, json};
+use svg::Document;
+use svg::node::element::{Rectangle, Title};
 
 use super::{Pass, PipelineRun};
 
@@ -53,27 +53,25 @@ impl PipelineRun {
         const ROW: f64 = 18.0;
         let height = ROW * self.stages.len() as f64;
         let scale = WIDTH / self.makespan().max(f64::MIN_POSITIVE);
-        let mut text = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\">\n"
-        );
+        let mut document = Document::new().set("viewBox", (0, 0, WIDTH, height));
         for (stage, runs) in self.stages.iter().enumerate() {
             let y = ROW * stage as f64 + 1.0;
             for run in runs {
                 let (pass, color) = look(run.op.pass);
                 let (x, width) = (run.start * scale, (run.end - run.start) * scale);
-                // Writing to a string does not fail.
-                let _ = writeln!(
-                    text,
-                    "<rect x=\"{x:.2}\" y=\"{y}\" width=\"{width:.2}\" height=\"{}\" \
-                     fill=\"{color}\"><title>stage {stage} {pass}{}.{}</title></rect>",
-                    ROW - 2.0,
-                    run.op.micro_batch,
-                    run.op.chunk
+                let title = format!("stage {stage} {pass}{}.{}", run.op.micro_batch, run.op.chunk);
+                document = document.add(
+                    Rectangle::new()
+                        .set("x", format!("{x:.2}"))
+                        .set("y", y)
+                        .set("width", format!("{width:.2}"))
+                        .set("height", ROW - 2.0)
+                        .set("fill", color)
+                        .add(Title::new(title)),
                 );
             }
         }
-        text += "</svg>\n";
-        text
+        format!("{document}\n")
     }
 }
 

@@ -1,8 +1,9 @@
 //! Pictures of a step: a trace, a time line, and the memory of each stage over time.
 
-use std::fmt::Write;
-
 use serde_json::{Value, json};
+use svg::Document;
+use svg::node::element::path::Data;
+use svg::node::element::{Line, Path, Text, Title};
 
 use super::{ClusterPlan, SearchRequest, cluster_plan};
 use crate::memory::{StageMemory, chunk_activation_bytes};
@@ -130,36 +131,49 @@ impl Pictures {
         let peak = self.memory.iter().flatten().map(|point| point.1).fold(0.0, f64::max);
         let top = peak.max(self.limit_bytes);
         let scale = WIDTH / self.run.makespan().max(f64::MIN_POSITIVE);
-        let mut text = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" \
-             font-family=\"sans-serif\" font-size=\"11\">\n<title>{}</title>\n",
-            self.title
-        );
+        let mut document = Document::new()
+            .set("viewBox", (0, 0, WIDTH, height))
+            .set("font-family", "sans-serif")
+            .set("font-size", 11)
+            .add(Title::new(self.title.as_str()));
         for (stage, points) in self.memory.iter().enumerate() {
             let bottom = HEIGHT * (stage + 1) as f64 - 4.0;
             let y = |bytes: f64| bottom - bytes / top * (HEIGHT - 20.0);
-            let mut path = format!("M0 {bottom:.1}");
+            let mut data = Data::new().move_to((0.0, tenths(bottom)));
             for (time, bytes) in points {
-                let _ = write!(path, " H{:.2} V{:.1}", time * scale, y(*bytes));
+                data = data
+                    .horizontal_line_to(tenths(time * scale))
+                    .vertical_line_to(tenths(y(*bytes)));
             }
-            let _ = write!(path, " H{WIDTH} V{bottom:.1} Z");
+            let data =
+                data.horizontal_line_to(WIDTH as f32).vertical_line_to(tenths(bottom)).close();
             let peak = points.iter().map(|point| point.1).fold(0.0, f64::max);
-            // Writing to a string does not fail.
-            let _ = writeln!(text, "<path d=\"{path}\" fill=\"#4e79a7\" fill-opacity=\"0.6\"/>");
             let limit = y(self.limit_bytes);
-            let _ = writeln!(
-                text,
-                "<line x1=\"0\" x2=\"{WIDTH}\" y1=\"{limit:.1}\" y2=\"{limit:.1}\" \
-                 stroke=\"#e15759\" stroke-dasharray=\"4 3\"/>\n<text x=\"4\" y=\"{:.1}\">stage \
-                 {stage}: {:.1} GB at most, {:.1} GB may be used</text>",
-                limit - 3.0,
+            let label = format!(
+                "stage {stage}: {:.1} GB at most, {:.1} GB may be used",
                 peak / 1e9,
                 self.limit_bytes / 1e9
             );
+            document = document
+                .add(Path::new().set("d", data).set("fill", "#4e79a7").set("fill-opacity", 0.6))
+                .add(
+                    Line::new()
+                        .set("x1", 0)
+                        .set("x2", WIDTH)
+                        .set("y1", format!("{limit:.1}"))
+                        .set("y2", format!("{limit:.1}"))
+                        .set("stroke", "#e15759")
+                        .set("stroke-dasharray", "4 3"),
+                )
+                .add(Text::new(label).set("x", 4).set("y", format!("{:.1}", limit - 3.0)));
         }
-        text += "</svg>\n";
-        Ok(text)
+        Ok(format!("{document}\n"))
     }
+}
+
+/// A coordinate with one decimal: more would enlarge the file, not change the picture.
+fn tenths(coordinate: f64) -> f32 {
+    ((coordinate * 10.0).round() / 10.0) as f32
 }
 
 /// Bytes of a rank after each op. Logits and gathered parameters are counted at all times, as in
