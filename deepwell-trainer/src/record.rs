@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ExpertLoad;
 use crate::metrics::nonfinite::option as number;
+use crate::product_charts::ProductRecord;
 use crate::rank_times::RankTime;
 
 /// One line of `metrics.jsonl`. `None` means not measured; a measured number that is not finite is
@@ -46,6 +47,9 @@ pub struct Record {
     /// Distribution of the step's tokens over experts, by layer.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub experts: Vec<ExpertRecord>,
+    /// Signal-to-error ratios of quantized GEMMs, in steps that measure them.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub products: Vec<ProductRecord>,
     /// Whether the update was skipped because the gradient norm was not finite.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub skipped: bool,
@@ -89,6 +93,7 @@ impl Record {
             guard: None,
             ranks: Vec::new(),
             experts: Vec::new(),
+            products: Vec::new(),
             skipped: false,
         }
     }

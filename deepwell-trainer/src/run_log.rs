@@ -6,6 +6,7 @@ use deepwell_precision::GuardEvent;
 
 use crate::engine::ExpertLoad;
 use crate::metrics::{EventWriter, FlushPolicy, JsonlWriter, StepLine};
+use crate::product_charts::ProductRecord;
 use crate::progress::Progress;
 use crate::record::Record;
 use crate::run_paths;
@@ -107,6 +108,15 @@ impl Log {
 
     pub(crate) fn guard(&mut self, event: &GuardEvent) -> Result<(), TrainError> {
         let record = Record { guard: Some(event.clone()), ..Record::at(event.step) };
+        Ok(self.jsonl.write(&record)?)
+    }
+
+    pub(crate) fn products(
+        &mut self,
+        step: u64,
+        products: Vec<ProductRecord>,
+    ) -> Result<(), TrainError> {
+        let record = Record { products, ..Record::at(step) };
         Ok(self.jsonl.write(&record)?)
     }
 

@@ -9,6 +9,7 @@ use serde_json::Value;
 use crate::atomic_write::write_atomically;
 use crate::data::grouped;
 use crate::expert_charts::expert_charts;
+use crate::product_charts::{ProductRecord, product_charts};
 use crate::rank_map::RankCoordinates;
 use crate::rank_times::straggler;
 use crate::report::{
@@ -105,6 +106,13 @@ fn page(summary: &RunSummary, records: &[Record], out: &Path) -> String {
         },
     ];
     sections.push(Section { heading: "Settings".to_string(), blocks: differences(settings) });
+    sections.extend(sections_of_parts(records, summary));
+    html_page(&format!("{} in {}", settings.model, out.display()), &sections)
+}
+
+/// Sections about ranks, experts and quantized GEMMs, of runs that have such parts.
+fn sections_of_parts(records: &[Record], summary: &RunSummary) -> Vec<Section> {
+    let mut sections = Vec::new();
     if summary.rank_map.len() > 1 {
         sections.push(Section { heading: "Ranks".to_string(), blocks: ranks(summary) });
     }
@@ -114,7 +122,13 @@ fn page(summary: &RunSummary, records: &[Record], out: &Path) -> String {
     if !experts.is_empty() {
         sections.push(Section { heading: "Experts".to_string(), blocks: experts });
     }
-    html_page(&format!("{} in {}", settings.model, out.display()), &sections)
+    let products: Vec<(u64, &[ProductRecord])> =
+        records.iter().map(|record| (record.step, &record.products[..])).collect();
+    let products = product_charts(&products);
+    if !products.is_empty() {
+        sections.push(Section { heading: "Quantized GEMMs".to_string(), blocks: products });
+    }
+    sections
 }
 
 fn peak_memory(summary: &RunSummary) -> String {

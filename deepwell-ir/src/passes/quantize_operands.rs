@@ -57,8 +57,8 @@ impl<'a> Search<'a> {
         Search { graph, predict, roundings: roundings.collect(), readers }
     }
 
-    /// One node for two quantizations and their roundings, and the nodes that it replaces. `None`
-    /// if they do not belong together, or the node is not faster.
+    /// The node for two quantizations with their roundings, and the replaced nodes. `None` if the
+    /// quantizations do not belong together, or the node is not faster.
     fn merge(&self, pair: [usize; 2]) -> Option<(Node, Vec<usize>)> {
         let nodes = pair.map(|index| &self.graph.nodes[index]);
         let is_same = nodes[0].inputs == nodes[1].inputs && nodes[0].phase == nodes[1].phase;

@@ -48,7 +48,7 @@ impl Planned {
     }
 }
 
-/// Bytes by which the arena of the steps that measure exceeds that of other steps.
+/// Further bytes in the arena of the steps that measure GEMMs.
 fn measuring_bytes(program: &Program, measured: Option<&Program>) -> usize {
     measured.map_or(0, |measured| measured.arena.bytes.saturating_sub(program.arena.bytes))
 }

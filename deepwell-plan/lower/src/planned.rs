@@ -37,8 +37,8 @@ pub struct Planned {
 
 impl Planned {
     /// Size of an arena in which the program can be lowered again with the GEMMs of any of its
-    /// weights in BF16 or MXFP8, with all forward GEMMs in BF16 if the policy has a repair, and with
-    /// measurements of GEMMs.
+    /// weights in BF16 or MXFP8, with all forward GEMMs in BF16 if the policy has a repair, and
+    /// with measurements of GEMMs.
     pub fn arena_bytes(&self) -> usize {
         let programs = [Some(&self.program), self.repaired.as_ref()].into_iter().flatten();
         let fallbacks = [self.fallback.as_ref(), self.in_mxfp8.as_ref()];

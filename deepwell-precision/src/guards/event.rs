@@ -80,8 +80,8 @@ pub enum GuardError {
     },
     /// The GEMMs that offend are too large a part of the model.
     #[error(
-        "step {step}: the GEMMs of `{gemm}` are not safe in the format of the policy: {reason}; with \
-         them {share_percent} % of the linear FLOPs would leave that format, more than \
+        "step {step}: the GEMMs of `{gemm}` are not safe in the format of the policy: {reason}; \
+         with them {share_percent} % of the linear FLOPs would leave that format, more than \
          {limit_percent} %\n\
          hint: the format does not suit this model or its learning rate: choose `mxfp8`, or raise \
          `guards.moved_flops_max`"

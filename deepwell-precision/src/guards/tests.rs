@@ -485,8 +485,8 @@ fn a_format_that_suits_too_few_gemms_is_an_error() {
     }
 }
 
-/// Ratios of signal to error: two in a row below 10, or 2.5 times below the median of at least four,
-/// are an offence of that weight alone.
+/// Ratios of signal to error: two in a row below 10, or 2.5 times below the median of at least
+/// four, are an offence of that weight alone.
 #[test]
 fn products_with_large_errors_offend() {
     let [calm, low, less] = [40.0, 9.0, 15.0];

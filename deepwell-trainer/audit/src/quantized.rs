@@ -291,14 +291,8 @@ fn check_matrix<'a>(
         let is_column = *is_column;
         let data = output(planes * index)?;
         let scales = output(planes * index + 1)?;
-        let operand = MxOperand::new(
-            (source, transformed),
-            is_column,
-            (encoders, philox),
-            format,
-            data,
-            scales,
-        );
+        let codes = (encoders, philox);
+        let operand = MxOperand::new((source, transformed), is_column, codes, format, data, scales);
         if planes == 3 {
             check_tensor_scales(report, call, encoders, &output(planes * index + 2)?, &moment);
         }
@@ -328,18 +322,21 @@ fn check_matrix<'a>(
         }
     }
     // A likely reason, for matrices whose operands are distinguishable only by their bytes.
-    if let [row, column] = wrong[..] {
-        let in_place_of = |operand: MxOperand<'_>, other: MxOperand<'_>| {
-            let held = MxOperand { data: other.data, scales: other.scales, ..operand };
-            held.has_the_right_size() && held.differences().is_empty()
-        };
-        if in_place_of(row, column) && in_place_of(column, row) {
-            let what =
-                format!("{moment}rowwise and columnwise operands of `{}` are swapped", source.name);
-            report.add(&call.name, what);
-        }
+    if let [row, column] = wrong[..]
+        && is_in_place_of(row, column)
+        && is_in_place_of(column, row)
+    {
+        let what =
+            format!("{moment}rowwise and columnwise operands of `{}` are swapped", source.name);
+        report.add(&call.name, what);
     }
     Ok(())
+}
+
+/// Whether the planes of `other` hold what `operand` should.
+fn is_in_place_of(operand: MxOperand<'_>, other: MxOperand<'_>) -> bool {
+    let held = MxOperand { data: other.data, scales: other.scales, ..operand };
+    held.has_the_right_size() && held.differences().is_empty()
 }
 
 /// Compares every element of a cast of `source` to `target` with the source, rounded to nearest

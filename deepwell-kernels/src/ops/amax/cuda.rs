@@ -71,8 +71,8 @@ pub(crate) fn steps(
 }
 
 /// Writes the amax of a BF16 matrix of `groups` times 16 rows and an even number of columns to
-/// `amaxes[0]`, and the amax after the transform of `format` along columns to `amaxes[1]`. Reads the
-/// matrix once.
+/// `amaxes[0]`, and the amax after the transform of `format` along columns to `amaxes[1]`. Reads
+/// the matrix once.
 ///
 /// # Errors
 /// A kernel that was not compiled.

@@ -37,8 +37,8 @@ pub fn fallback_plan(plan: &Plan, program: &Program) -> Option<Plan> {
     Some(Plan { policy: plan.policy.clone().force_bf16(all), ..plan.clone() })
 }
 
-/// The plan all in MXFP8 of a policy whose format has a tensor scale: its GEMMs move to MXFP8 before
-/// they move to BF16. `None` for other policies.
+/// The plan all in MXFP8 of a policy whose format has a tensor scale: GEMMs move to MXFP8 before
+/// BF16. `None` for other policies.
 pub(crate) fn mxfp8_plan(plan: &Plan, program: &Program) -> Option<Plan> {
     let lower = program.precision.iter().filter(|tensor| tensor.format.has_tensor_scale());
     let all: Vec<_> = lower.map(|tensor| (tensor.tensor.as_str(), "all weights")).collect();

@@ -7,12 +7,11 @@
 //! decisions follow from numbers that are equal on all ranks, or are made by rank 0. Only rank 0
 //! writes metrics and checkpoints.
 
+mod guard;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-
-use deepwell_ir::Phase;
-use deepwell_precision::{GuardEvent, GuardEventKind, Guards, Observed};
 
 use crate::audit::Audit;
 use crate::checkpoint::{self, Position};
@@ -26,8 +25,7 @@ use crate::run_log::Log;
 use crate::run_paths;
 use crate::stalls::UnreportedStalls;
 use crate::{
-    Engine, ExpertRows, LearningRateSchedule, OperandStats, PendingStep, ProductSums, Settings,
-    StepOutcome, TrainError,
+    Engine, ExpertRows, LearningRateSchedule, PendingStep, Settings, StepOutcome, TrainError,
 };
 
 /// Longest checkpoint stall, in steps, that is not reported.
@@ -96,18 +94,6 @@ impl Batches {
     }
 }
 
-/// Guards over the GEMMs of an engine. The FLOPs of a weight's GEMMs are in proportion to its
-/// elements.
-fn guards_of(engine: &Engine, settings: &Settings) -> Guards {
-    let names = engine.gemms().iter().map(|gemm| gemm.weight.clone()).collect();
-    let policy = &engine.plan().policy;
-    let guards = Guards::new(settings.guards.clone(), names, policy.fallback());
-    match policy.format().has_tensor_scale() {
-        true => guards.with_mxfp8_stage(engine.gemm_elements()),
-        false => guards,
-    }
-}
-
 /// A step started but not yet processed.
 struct InFlight {
     step: u64,
@@ -150,8 +136,12 @@ impl<'r> Fit<'r> {
         opened: Opened,
         progress: &'r mut dyn Progress,
     ) -> Result<Fit<'r>, TrainError> {
-        let mut position =
-            Position { step: 0, guards: guards_of(engine, settings), next_batch: 0, audit: None };
+        let mut position = Position {
+            step: 0,
+            guards: guard::guards_of(engine, settings),
+            next_batch: 0,
+            audit: None,
+        };
         let (rows, end) = (engine.evaluation_rows(), engine.document_end());
         let batches = Batches::new(settings, tokens, rows, end)?;
         let Batches { mut loader, heldout, interim } = batches;
@@ -274,23 +264,6 @@ impl<'r> Fit<'r> {
         }))
     }
 
-    /// Switches the forward GEMMs to BF16 or back if the policy's repair begins or ends with a step.
-    fn switch_repair(&mut self, step: u64) -> Result<(), TrainError> {
-        let Some(repair) = self.engine.plan().policy.repair() else { return Ok(()) };
-        let guards = &self.position.guards;
-        let is_due = repair.is_due(step, self.settings.steps) || guards.is_repairing(step);
-        if is_due == self.engine.is_repaired() {
-            return Ok(());
-        }
-        let (forward, format) = (repair.forward, self.engine.plan().policy.format());
-        self.progress.note(&match is_due {
-            true => format!("from step {step} on, forward GEMMs run in {forward}: repair"),
-            false => format!("from step {step} on, forward GEMMs run in {format} again"),
-        });
-        let reason = "in fallback when the repair began or ended";
-        self.engine.set_precision(&guards.moved(), reason, is_due)
-    }
-
     /// Decides the actions after a step that was just started.
     fn decide_next(&mut self, step: u64, stop: &AtomicBool) -> Result<NextActions, TrainError> {
         let last = step == self.settings.steps;
@@ -372,58 +345,6 @@ impl<'r> Fit<'r> {
             waited_s: words[1] as f64 / 1e9,
         };
         Ok(all.iter().enumerate().map(of_rank).collect())
-    }
-
-    /// Passes the step's results to the guards and applies their decisions.
-    fn guard(&mut self, outcome: &StepOutcome, has_loss: bool) -> Result<(), TrainError> {
-        let step = self.position.step;
-        let statistics = self.engine.statistics_by_phase()?;
-        let products = self.engine.products()?;
-        let guards = &mut self.position.guards;
-        for (phase, operand) in &statistics {
-            let OperandStats { gemms, has_tensor_scale, stats, is_transformed } = operand;
-            let operand = Observed {
-                is_activation: *phase == Phase::Forward && !is_transformed,
-                is_backward: *phase == Phase::Backward,
-                has_tensor_scale: *has_tensor_scale,
-            };
-            guards.observe_operand(step, gemms, stats, operand);
-        }
-        for ProductSums { gemm, kind, signal, error } in products {
-            guards.observe_product(gemm, kind, signal, error);
-        }
-        if has_loss {
-            guards.observe_loss(step, outcome.loss, outcome.grad_norm);
-        }
-        let events = guards.decide(step)?;
-        let is_spike = |event: &GuardEvent| matches!(event.kind, GuardEventKind::LossSpike { .. });
-        let repair = self.engine.plan().policy.repair().map_or(0, |repair| repair.spike_steps);
-        if repair > 0 && events.iter().any(is_spike) {
-            guards.repair_until(step + repair);
-        }
-        let switches = events.iter().any(|event| {
-            matches!(
-                event.kind,
-                GuardEventKind::ToBf16 { .. }
-                    | GuardEventKind::ToMxfp8 { .. }
-                    | GuardEventKind::BackToLow { .. }
-            )
-        });
-        for event in &events {
-            self.progress.note(&format!(
-                "guard at step {step}: {:?} {}: {}",
-                event.kind, event.gemm, event.reason
-            ));
-            if let Some(log) = &mut self.log {
-                log.guard(event)?;
-            }
-        }
-        if switches {
-            let reason = events.last().map_or("", |event| event.reason.as_str());
-            let is_repaired = self.engine.is_repaired();
-            self.engine.set_precision(&guards.moved(), reason, is_repaired)?;
-        }
-        Ok(())
     }
 
     /// Evaluates and logs, after the last step on all windows.
