@@ -36,6 +36,12 @@ __device__ __forceinline__ void stage_sums(uint8* staged, uint32 address, float 
                 make_uint4(packed[0], packed[1], packed[2], packed[3]);
         }
     }
+    // A copy reads also the columns beyond the head, but does not store them.
+#pragma unroll
+    for (int unit = kHeadDim / 8; unit < WarpRows<kHeadDim>::kChunks * 8; ++unit) {
+        *reinterpret_cast<uint4*>(staged + WarpRows<kHeadDim>::offset(row, unit)) =
+            make_uint4(0, 0, 0, 0);
+    }
 }
 
 // Stores staged rows by TMA, by one thread: 32 rows of a head from `row` on.

@@ -299,3 +299,126 @@ impl Backward<'_, '_> {
         arguments
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::ops::AttentionBackward;
+    use deepwell_ir::{DType, KernelCatalog, OperandType};
+
+    use super::*;
+    use crate::cuda::{CudaCatalog, cuda_target};
+
+    #[test]
+    fn tiles_fit_and_names_are_those_of_the_source() {
+        let source = include_str!("sm100_attention_backward.cu");
+        for (head_dim, width, key_bytes, sum_bytes) in [
+            (8, 64, 166_136, 204_896),
+            (64, 64, 166_136, 204_896),
+            (72, 96, 231_608, 196_688),
+            (128, 128, 231_608, 196_688),
+        ] {
+            let shape = Shape::of(head_dim).unwrap();
+            let got = (shape.head_dim, shape.key_bytes(), shape.sum_bytes());
+            assert_eq!(got, (width, key_bytes, sum_bytes), "{head_dim}");
+            assert!(key_bytes.max(sum_bytes) <= 227 << 10);
+            let [queries, dout] = shape.key_stages;
+            for line in [
+                format!("KEYS(d{width}, {width}, {queries}, {dout})"),
+                format!("QUERIES(d{width}, {width}, {})", shape.sum_stages),
+            ] {
+                assert!(source.contains(&line), "{line}");
+            }
+        }
+        assert_eq!(Shape::of(136), None);
+    }
+
+    fn plain(head_dim: usize) -> AttentionHeads {
+        AttentionHeads {
+            heads: 8,
+            kv_heads: 4,
+            head_dim,
+            scale: 0.1,
+            causal: true,
+            ..AttentionHeads::default()
+        }
+    }
+
+    /// Operands of a batch of two sequences.
+    fn operands(heads: &AttentionHeads, seq: usize) -> (Vec<OperandType>, usize) {
+        let of = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
+        let rows = |count, width| of(DType::Bf16, &[2 * seq, count * width]);
+        let (width, values) = (heads.head_dim, heads.value_dim());
+        let [q, out] = [rows(heads.heads, width), rows(heads.heads, values)];
+        let [k, v] = [rows(heads.kv_heads, width), rows(heads.kv_heads, values)];
+        let lse = of(DType::F32, &[2, heads.heads, seq]);
+        let mut all = vec![out.clone(), q.clone(), k.clone(), v.clone(), out, lse];
+        if heads.sinks {
+            all.push(of(DType::F32, &[heads.heads]));
+        }
+        if heads.documents {
+            all.push(of(DType::I32, &[2 * seq, 2]));
+        }
+        let input_count = all.len();
+        all.extend([q, k, v]);
+        if heads.sinks {
+            all.push(of(DType::F32, &[heads.heads]));
+        }
+        (all, input_count)
+    }
+
+    #[test]
+    fn what_the_kernel_does_not_take_is_said() {
+        let widths = "takes heads of 8 to 128 elements, a multiple of 8, not of";
+        let values = AttentionHeads { value_dim: Some(64), ..plain(128) };
+        for (heads, seq, expected) in [
+            (plain(64), 512, None),
+            (plain(100), 512, Some(format!("{widths} 100"))),
+            (plain(136), 512, Some(format!("{widths} 136"))),
+            (values, 512, Some("takes values as wide as keys, not 64 beside 128".to_string())),
+            (plain(128), 46208, None),
+            (
+                plain(128),
+                65536,
+                Some(
+                    "stores at most 4294967296 bytes of score gradients, not 8606711808 per key \
+                     head"
+                        .to_string(),
+                ),
+            ),
+            (AttentionHeads { window: Some(4096), ..plain(128) }, 65536, None),
+        ] {
+            let (operands, input_count) = operands(&heads, seq);
+            let op = AttentionBackward { heads: heads.clone() }.into();
+            let request = KernelRequest { op: &op, operands: &operands, input_count };
+            assert_eq!(reject(&request), expected, "{heads:?} {seq}");
+        }
+    }
+
+    #[test]
+    fn it_is_taken_for_what_it_takes() {
+        const OWN: &str = "cuda_sm100_attention_backward";
+        const PORTABLE: &str = "cuda_attention_backward";
+        for (heads, seq, expected) in [
+            (plain(64), 512, OWN),
+            (plain(96), 512, OWN),
+            (plain(128), 8192, OWN),
+            (AttentionHeads { causal: false, ..plain(128) }, 512, OWN),
+            (AttentionHeads { window: Some(128), ..plain(128) }, 512, OWN),
+            (AttentionHeads { sinks: true, ..plain(128) }, 512, OWN),
+            (AttentionHeads { documents: true, ..plain(64) }, 512, OWN),
+            (AttentionHeads { value_dim: Some(128), ..plain(192) }, 512, PORTABLE),
+            (plain(128), 65536, PORTABLE),
+        ] {
+            for architecture in [Architecture::Sm100a, Architecture::Sm103a, Architecture::Sm120a] {
+                let (operands, input_count) = operands(&heads, seq);
+                let op = AttentionBackward { heads: heads.clone() }.into();
+                let request = KernelRequest { op: &op, operands: &operands, input_count };
+                let target = cuda_target(architecture, 148, &[]);
+                let chosen = CudaCatalog.select(&request, &target).unwrap().choice.kernel;
+                let is_own = architecture != Architecture::Sm120a;
+                let expected = if is_own { expected } else { PORTABLE };
+                assert_eq!(chosen, expected, "{heads:?} {seq} on {architecture:?}");
+            }
+        }
+    }
+}

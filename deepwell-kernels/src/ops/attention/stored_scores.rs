@@ -119,4 +119,43 @@ mod tests {
             assert_eq!(got.key_heads, 6);
         }
     }
+
+    fn stored(key_heads: usize, group: usize, seq: usize, causal: bool) -> Stored {
+        let tiles = seq.div_ceil(TILE_ROWS);
+        Stored { key_heads, group, tiles, band: tiles, causal }
+    }
+
+    #[test]
+    fn a_head_has_tiles_on_and_below_the_diagonal() {
+        for (group, seq, causal, tiles) in [
+            (1, 0, true, 0),
+            (1, 1, true, 1),
+            (1, 128, false, 1),
+            (2, 129, true, 6),
+            (2, 129, false, 8),
+            (1, 16384, true, 8256),
+        ] {
+            let got = stored(4, group, seq, causal).head_bytes();
+            assert_eq!(got, tiles * TILE_BYTES, "{group} {seq} {causal}");
+        }
+    }
+
+    #[test]
+    fn launches_have_heads_that_fill_the_gpu() {
+        for (key_heads, group, seq, causal, expected) in [
+            (64, 1, 2048, true, 64),
+            (16, 1, 16384, true, 4),
+            (1, 1, 16384, true, 1),
+            (8, 4, 16384, true, 1),
+            (0, 1, 2048, true, 0),
+        ] {
+            let stored = stored(key_heads, group, seq, causal);
+            let heads = stored.heads_of_launch(132, 5 << 28);
+            assert_eq!(heads, expected, "{key_heads} {group} {seq} {causal}");
+        }
+        // Three heads leave SMs idle at the end.
+        let long = stored(16, 1, 16384, true);
+        let per_head = |heads| long.launch_blocks(heads, 132) as f64 / heads as f64;
+        assert!(per_head(3) > 1.05 * per_head(4));
+    }
 }
