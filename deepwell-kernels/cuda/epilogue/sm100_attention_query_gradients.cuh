@@ -187,7 +187,7 @@ __device__ __forceinline__ void write_queries(const SumShared<S>& shared, uint32
     if (tile >= static_cast<int32>(arguments.tiles())) {
         return;
     }
-    mbarrier_wait(shared.sums_full, 0);
+    mbarrier_wait_once(shared.sums_full);
     tcgen05_fence_after_barrier();
     // No MMA reads the stages any more.
     uint8* staged = shared.stages + warp * WarpRows<S::kHeadDim>::kBytes;

@@ -1,9 +1,9 @@
 // Gradients of attention on tcgen05: warp roles, layout of shared and tensor memory, and MMAs of a
 // tile of 128 keys and 128 queries.
 //
-// Scores are transposed: a key has a lane of tensor memory, and queries are columns. Weights (p) and
-// score gradients (ds) in BF16 are left operands in tensor memory. They replace the scores and the
-// products dout v^T, unless tensor memory has room for both.
+// Scores are transposed: a key has a lane of tensor memory, and queries are columns. Weights (p)
+// and score gradients (ds) in BF16 are left operands in tensor memory. They replace the scores and
+// the products dout v^T, unless tensor memory has room for both.
 #pragma once
 
 #include "common/types.cuh"
@@ -39,8 +39,8 @@ constexpr int kPartQueries = kHalfQueries / kParts;
 constexpr int kPartSteps = kHalfSteps / kParts;
 
 // Registers per thread of the warpgroups. The CTA's total is that at launch.
-constexpr int kMathRegisters = 208;
-constexpr int kOtherRegisters = 88;
+constexpr int kMathRegisters = 192;
+constexpr int kOtherRegisters = 120;
 static_assert(2 * kMathRegisters + kOtherRegisters == 3 * 168, "registers at launch");
 
 template <bool kTakesMore, int kHeadElements, int kQueryStageCount, int kDoutStageCount>
@@ -53,7 +53,7 @@ struct KeyShape {
     using Rows = WgmmaRows<kTileRows, kHeadDim>;
 
     static constexpr int kBarriers =
-        2 + 2 * (kQueryStages + kDoutStages + kStatisticsStages) + 4 + kParts;
+        2 + 2 * (kQueryStages + kDoutStages + kStatisticsStages) + 6 + kParts;
     static constexpr int kStatisticsBytes = kStatisticsStages * 2 * kTileRows * 4;
     // The array in shared memory is aligned to 1024 bytes.
     static constexpr int kSharedBytes = (2 + kQueryStages + kDoutStages) * Rows::kBytes +
@@ -105,6 +105,9 @@ struct Shared {
     uint64* products_full;      // dout v^T, and all MMAs before
     uint64* gradients_full;     // score gradients
     uint64* sums_full;          // all MMAs
+    // The same with separate weights:
+    uint64* scores_empty;       // loads of the scores
+    uint64* weights_empty;      // sums of a block
     uint32* tensor_base;
 
     __device__ __forceinline__ explicit Shared(uint8* memory) {
@@ -127,7 +130,9 @@ struct Shared {
         products_full = weights_full + kParts;
         gradients_full = products_full + 1;
         sums_full = gradients_full + 1;
-        tensor_base = reinterpret_cast<uint32*>(sums_full + 1);
+        scores_empty = sums_full + 1;
+        weights_empty = scores_empty + 1;
+        tensor_base = reinterpret_cast<uint32*>(weights_empty + 1);
     }
 
     // By one thread.
@@ -153,6 +158,10 @@ struct Shared {
         mbarrier_set(products_full);
         mbarrier_set(gradients_full, kMathWarps);
         mbarrier_set(sums_full);
+        if (S::kSeparate) {
+            mbarrier_set(scores_empty, kMathWarps);
+            mbarrier_set(weights_empty);
+        }
         mbarrier_publish();
     }
 };

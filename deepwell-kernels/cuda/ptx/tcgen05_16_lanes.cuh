@@ -1,6 +1,6 @@
-// Loads and stores of tensor memory in 16 lanes: the layout of accumulators of `mma.sync`, for warps
-// that combine values with others that depend on the column. Thread t has, of each eight columns,
-// columns 2 (t % 4) and the next of lane t / 4, and then the same of lane t / 4 + 8.
+// Loads and stores of tensor memory in 16 lanes: the layout of accumulators of `mma.sync`, for
+// warps that combine values with others that depend on the column. Thread t has, of each eight
+// columns, columns 2 (t % 4) and the next of lane t / 4, and then the same of lane t / 4 + 8.
 #pragma once
 
 #include "common/types.cuh"

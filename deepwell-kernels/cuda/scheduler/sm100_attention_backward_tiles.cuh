@@ -1,5 +1,5 @@
-// Tiles of gradients of attention on tcgen05: the queries that see a tile of keys, and the keys that
-// a tile of queries sees.
+// Tiles of gradients of attention on tcgen05: the queries that see a tile of keys, and the keys
+// that a tile of queries sees.
 #pragma once
 
 #include "common/seen_keys.cuh"
@@ -108,8 +108,8 @@ struct Block {
     }
 };
 
-// The tiles of keys that a tile of queries sees; none beyond the sequence. These are the tiles whose
-// `KeyTile` has the tile of queries.
+// The tiles of keys that a tile of queries sees; none beyond the sequence. These are the tiles
+// whose `KeyTile` has the tile of queries.
 template <bool kExtended>
 __device__ __forceinline__ TileRange seen_tiles(const Arguments& arguments, uint32 batch,
                                                 int32 query_tile) {

@@ -15,7 +15,8 @@
 // have roles:
 //   math      eight warps: turn scores into p, and p and dout v^T into ds;
 //   MMA       one thread issues, for each tile of queries, dv, the next scores, dk, and the next
-//             dout v^T, so that the tensor cores work while either p or ds is computed;
+//             dout v^T, so that the tensor cores work while either p or ds is computed. With
+//             D <= 64 the next scores come first;
 //   producer  one thread issues the copies.
 // Budget of 128 keys x 128 queries with D = 128, in cycles: tensor cores 4 x 512; shared memory
 // 2 x 512 for products that read both operands from there, 2 x 256 for sums, 512 for copies, 256
@@ -27,8 +28,8 @@
 // of their issue on current hardware; the PTX ISA orders only MMAs of one accumulator
 // (docs/emulator.md, `--mma-order`).
 //
-// Kernels whose names end in `_extended` support windows and documents as in attention.cu. Sinks are
-// included in lse; attention_backward.cu computes their gradients.
+// Kernels whose names end in `_extended` support windows and documents as in attention.cu. Sinks
+// are included in lse; attention_backward.cu computes their gradients.
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
@@ -62,8 +63,8 @@ struct KeyMaps {
     const TensorMap& dv;
 };
 
-// [batch * heads, seq padded to whole tiles]: lse in powers of two, infinite beyond the sequence, so
-// that weights are zero there; and delta.
+// [batch * heads, seq padded to whole tiles]: lse in powers of two, infinite beyond the sequence,
+// so that weights are zero there; and delta.
 struct RowStatistics {
     const float* lse_log2;
     const float* delta;
@@ -169,38 +170,62 @@ class Multiplier {
             S::weights(1) - S::weights(0), address(shared_.dout, dout_.index), accumulate);
     }
 
+    __device__ __forceinline__ void add_gradients(uint32 phase, bool accumulate) const {
+        // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
+        mbarrier_wait(shared_.gradients_full, phase);
+        tcgen05_fence_after_barrier();
+        add_rows<S, 0, kHalfSteps>(tensor_base_ + S::kKeySums, tensor_base_ + S::gradients(0),
+                                   S::gradients(1) - S::gradients(0),
+                                   address(shared_.queries, queries_.index), accumulate);
+    }
+
   public:
     __device__ __forceinline__ Multiplier(const Shared<S>& shared, uint32 tensor_base)
         : shared_(shared), tensor_base_(tensor_base) {}
 
     __device__ __forceinline__ void run(uint32 blocks) {
-        mbarrier_wait(shared_.keys_full, 0);
-        score();
-        mbarrier_wait(shared_.values_full, 0);
-        multiply_dout();
-        uint32 phase = 0;
+        mbarrier_wait_once(shared_.keys_full);
+        // Step i begins block i, and ends the block before.
 #pragma unroll 1
-        for (uint32 i = 0; i < blocks; ++i, phase ^= 1) {
-            const bool is_last = i + 1 == blocks;
-            add_weights<0>(phase, i > 0);
-            add_weights<1>(phase, true);
-            if (!is_last) {
-                tcgen05_commit(shared_.dout_empty + dout_.index);
+        for (uint32 i = 0; i <= blocks; ++i) {
+            const bool ends = i > 0;
+            const bool begins = i < blocks;
+            const bool accumulate = i > 1;
+            const uint32 phase = i % 2 ^ 1;
+            if (S::kSeparate && begins) {
+                if (ends) {
+                    // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
+                    mbarrier_wait(shared_.scores_empty, phase);
+                    tcgen05_fence_after_barrier();
+                }
                 score();
             }
-            dout_.advance();
-            // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
-            mbarrier_wait(shared_.gradients_full, phase);
-            tcgen05_fence_after_barrier();
-            add_rows<S, 0, kHalfSteps>(tensor_base_ + S::kKeySums,
-                                       tensor_base_ + S::gradients(0),
-                                       S::gradients(1) - S::gradients(0),
-                                       address(shared_.queries, queries_.index), i > 0);
-            if (!is_last) {
-                tcgen05_commit(shared_.queries_empty + queries_.index);
+            if (ends) {
+                add_weights<0>(phase, accumulate);
+                add_weights<1>(phase, true);
+                if (begins) {
+                    tcgen05_commit(shared_.dout_empty + dout_.index);
+                    if constexpr (S::kSeparate) {
+                        tcgen05_commit(shared_.weights_empty);
+                    }
+                }
+                dout_.advance();
+            }
+            if (!S::kSeparate && begins) {
+                score();
+            }
+            if (ends) {
+                add_gradients(phase, accumulate);
+                if (begins) {
+                    tcgen05_commit(shared_.queries_empty + queries_.index);
+                }
+                queries_.advance();
+            } else {
+                mbarrier_wait_once(shared_.values_full);
+            }
+            if (begins) {
                 multiply_dout();
             }
-            queries_.advance();
         }
         tcgen05_commit(shared_.sums_full);
     }
@@ -279,7 +304,17 @@ __device__ __forceinline__ void differentiate_blocks(const Shared<S>& shared,
         tcgen05_fence_after_barrier();
         Weights weights;
         weights.load(scores_at);
+        if constexpr (S::kSeparate) {
+            tcgen05_fence_before_barrier();
+            // redundant release of mbarrier.arrive: the fence is enough for tensor memory
+            arrive_of_warp(shared.scores_empty);
+        }
         mask_block<S>(weights, arguments, tile, block.query_tile, warp);
+        if constexpr (S::kSeparate) {
+            // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
+            mbarrier_wait(shared.weights_empty, phase ^ 1);
+            tcgen05_fence_after_barrier();
+        }
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
             weights.weigh(part, minus_lse, arguments.scale_log2, weights_at);
@@ -307,7 +342,7 @@ template <typename S>
 __device__ __forceinline__ void write_sums(const Shared<S>& shared, const KeyMaps& maps,
                                            const Arguments& arguments, const KeyTile& tile,
                                            uint32 tensor_base, uint32 warp) {
-    mbarrier_wait(shared.sums_full, 0);
+    mbarrier_wait_once(shared.sums_full);
     tcgen05_fence_after_barrier();
     const bool is_key = warp >= kWarpgroupWarps;
     const uint32 rows = warp % kWarpgroupWarps * 32;
