@@ -56,6 +56,31 @@ struct Columns {
     }
 };
 
+// Score gradients of a thread as BF16, as they are stored to tensor memory.
+struct PackedGradients {
+    uint32 words[kLaneGroups][kParts][2 * kPartEights];
+
+    // Stores to global memory, to the thread's place in a tile.
+    __device__ __forceinline__ void store(uint8* stored) const {
+        static_assert(kPartEights == 4, "a row of a core matrix, 16 bytes");
+#pragma unroll
+        for (int group = 0; group < kLaneGroups; ++group) {
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) {
+                uint8* target = stored + group * 2 * ScoreGradients::kEightKeysBytes +
+                                part * kPartEights * ScoreGradients::kCoreBytes;
+                const uint32(&of_part)[2 * kPartEights] = words[group][part];
+#pragma unroll
+                for (int eight = 0; eight < 2; ++eight) {
+                    *reinterpret_cast<uint4*>(target + eight * ScoreGradients::kEightKeysBytes) =
+                        make_uint4(of_part[eight], of_part[2 + eight], of_part[4 + eight],
+                                   of_part[6 + eight]);
+                }
+            }
+        }
+    }
+};
+
 // Scores, then weights, of a thread: [16 lanes][4 x eight + 2 x (8 lanes) + query].
 struct Weights {
     float of[kLaneGroups][4 * kEights];
@@ -154,16 +179,17 @@ struct Weights {
     }
 
     // Computes score gradients from the products at `products`, and stores them as BF16 to tensor
-    // memory at `gradients` and to global memory at `stored`, the thread's place in a tile.
-    __device__ __forceinline__ void differentiate(const Columns& delta, uint32 products,
-                                                  uint32 gradients, uint8* stored) const {
+    // memory at `gradients`.
+    __device__ __forceinline__ PackedGradients differentiate(const Columns& delta,
+                                                             uint32 products,
+                                                             uint32 gradients) const {
+        PackedGradients packed;
 #pragma unroll
         for (int group = 0; group < kLaneGroups; ++group) {
             const uint32 lanes = group * 16 << 16;
             uint32 dp[4 * kEights];
             tcgen05_load_64_columns_of_16_lanes(dp, products + lanes);
             tcgen05_wait_load();
-            uint32 words[kParts][2 * kPartEights];
 #pragma unroll
             for (int pair = 0; pair < 2 * kEights; ++pair) {
                 const FloatPair products_of_pair =
@@ -173,18 +199,16 @@ struct Weights {
                 float low, high;
                 unpack(multiply(weights_of_pair, subtract(products_of_pair, delta.of[pair / 2])),
                        low, high);
-                words[pair / (2 * kPartEights)][pair % (2 * kPartEights)] =
+                packed.words[group][pair / (2 * kPartEights)][pair % (2 * kPartEights)] =
                     to_bf16_pair(low, high);
             }
 #pragma unroll
             for (int part = 0; part < kParts; ++part) {
                 tcgen05_store_16_columns_of_16_lanes(
-                    gradients + lanes + part * (kPartQueries / 2), words[part]);
-                store_keys(stored + group * 2 * ScoreGradients::kEightKeysBytes +
-                               part * kPartEights * ScoreGradients::kCoreBytes,
-                           words[part]);
+                    gradients + lanes + part * (kPartQueries / 2), packed.words[group][part]);
             }
         }
+        return packed;
     }
 
   private:
@@ -210,17 +234,6 @@ struct Weights {
         const int eight = index / (kThreadKeys - 1);
         const int in_eight = index % (kThreadKeys - 1);
         return eight * kThreadKeys + in_eight + (in_eight >= eight % kThreadKeys ? 1 : 0);
-    }
-
-    // Stores a part of the queries of 16 keys.
-    static __device__ __forceinline__ void store_keys(uint8* target,
-                                                      const uint32 (&words)[2 * kPartEights]) {
-        static_assert(kPartEights == 4, "a row of a core matrix, 16 bytes");
-#pragma unroll
-        for (int eight = 0; eight < 2; ++eight) {
-            *reinterpret_cast<uint4*>(target + eight * ScoreGradients::kEightKeysBytes) =
-                make_uint4(words[eight], words[2 + eight], words[4 + eight], words[6 + eight]);
-        }
     }
 };
 

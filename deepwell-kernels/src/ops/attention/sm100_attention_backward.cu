@@ -118,6 +118,8 @@ __device__ __forceinline__ void copy_blocks(const Shared<S>& shared, const KeyMa
             copy_rows<Rows>(shared.values, maps.v, first_key, tile.kv_head, tile.batch,
                             shared.values_full);
         }
+        // redundant acquire of mbarrier.wait: with as many stages of queries, the wait for queries
+        // is for later MMAs
         mbarrier_wait(shared.dout_empty + dout_stage.index, dout_stage.phase ^ 1);
         full = shared.dout_full + dout_stage.index;
         // redundant release of mbarrier.arrive: as above
@@ -294,9 +296,15 @@ __device__ __forceinline__ void differentiate_blocks(const Shared<S>& shared,
         Columns minus_lse, delta;
         mbarrier_wait(shared.statistics_full + stage.index, stage.phase);
         minus_lse.read(shared.lse_log2 + statistics_at);
-        delta.read(shared.delta + statistics_at);
-        arrive_of_warp(shared.statistics_empty + stage.index);
-        stage.advance();
+        const auto read_delta = [&] {
+            delta.read(shared.delta + statistics_at);
+            arrive_of_warp(shared.statistics_empty + stage.index);
+            stage.advance();
+        };
+        // Before the longer wait: for products, or for scores.
+        if constexpr (S::kSeparate) {
+            read_delta();
+        }
         minus_lse.negate();
 
         // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
@@ -324,16 +332,20 @@ __device__ __forceinline__ void differentiate_blocks(const Shared<S>& shared,
             arrive_of_warp(shared.weights_full + part);
         }
 
+        if constexpr (!S::kSeparate) {
+            read_delta();
+        }
         // redundant acquire of mbarrier.wait: the fence is enough for tensor memory
         mbarrier_wait(shared.products_full, phase);
         tcgen05_fence_after_barrier();
-        const uint32 head = tile.head * arguments.group() + block.in_group;
-        weights.differentiate(delta, products_at, gradients_at,
-                              stored.tile(head, block.query_tile, tile.tile) + in_tile);
+        const PackedGradients gradients =
+            weights.differentiate(delta, products_at, gradients_at);
         tcgen05_wait_store();
         tcgen05_fence_before_barrier();
         // redundant release of mbarrier.arrive: the fence is enough for tensor memory
         arrive_of_warp(shared.gradients_full);
+        const uint32 head = tile.head * arguments.group() + block.in_group;
+        gradients.store(stored.tile(head, block.query_tile, tile.tile) + in_tile);
     }
 }
 
