@@ -222,10 +222,10 @@ fn documents_are_told_apart_as_on_the_cpu() {
     };
     let gpt2 = Gpt2Config { num_layers: 1, ..Gpt2Config::preset("gpt2-micro").expect("a preset") };
     let portable = ["cuda_attention attention", "cuda_attention_backward attention_backward"];
-    // So small an attention is not worth wgmma forward.
+    // So small an attention is not worth wgmma or tcgen05 forward.
     let on_wgmma = ["cuda_attention attention", "cuda_sm90_attention_backward attention_backward"];
     let on_tcgen05 =
-        ["cuda_sm100_attention attention", "cuda_sm100_attention_backward attention_backward"];
+        ["cuda_attention attention", "cuda_sm100_attention_backward attention_backward"];
     for (model, policy, tolerances, architecture, kernels) in [
         (masked(model(llama())), PrecisionPolicy::mxfp8(), MXFP8, Architecture::Sm90a, on_wgmma),
         (masked(model(llama())), PrecisionPolicy::mxfp8(), MXFP8, Architecture::Sm100a, on_tcgen05),
