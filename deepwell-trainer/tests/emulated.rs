@@ -212,19 +212,23 @@ fn nvfp4_on_hopper_trains_as_on_the_cpu() {
 }
 
 trial!(documents_are_told_apart_as_on_the_cpu);
-/// Gradients on wgmma and by the portable kernel, and with learned positions.
+/// Gradients on wgmma, on tcgen05 and by the portable kernel, and with learned positions.
 fn documents_are_told_apart_as_on_the_cpu() {
     need_kernels((9, 0));
+    need_kernels((10, 0));
     need_kernels((12, 0));
     let masked = |(graph, vocabulary): (Graph, usize)| {
         (mask_documents(&graph).expect("attention is causal"), vocabulary)
     };
     let gpt2 = Gpt2Config { num_layers: 1, ..Gpt2Config::preset("gpt2-micro").expect("a preset") };
     let portable = ["cuda_attention attention", "cuda_attention_backward attention_backward"];
-    // So small an attention is not worth wgmma forward.
+    // So small an attention is not worth wgmma or tcgen05 forward.
     let on_wgmma = ["cuda_attention attention", "cuda_sm90_attention_backward attention_backward"];
+    let on_tcgen05 =
+        ["cuda_attention attention", "cuda_sm100_attention_backward attention_backward"];
     for (model, policy, tolerances, architecture, kernels) in [
         (masked(model(llama())), PrecisionPolicy::mxfp8(), MXFP8, Architecture::Sm90a, on_wgmma),
+        (masked(model(llama())), PrecisionPolicy::mxfp8(), MXFP8, Architecture::Sm100a, on_tcgen05),
         (masked(model(gpt2)), PrecisionPolicy::bf16(), BF16, Architecture::Sm120a, portable),
     ] {
         let ran = compare(&model, &policy, architecture, tolerances);

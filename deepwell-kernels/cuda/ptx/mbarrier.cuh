@@ -122,3 +122,19 @@ __device__ __forceinline__ void mbarrier_wait_cluster_shared(uint32 barrier, uin
     }
     asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
 }
+
+// Waits for completion of a barrier's first phase, of a barrier that has no other.
+__device__ __forceinline__ void mbarrier_wait_once(uint64* barrier) {
+    uint32 done = 0;
+    while (done == 0) {
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}"
+            : "=r"(done)
+            : "r"(mbarrier_address(barrier))
+            : "memory");
+    }
+}

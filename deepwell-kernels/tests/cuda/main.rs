@@ -144,6 +144,8 @@ mod router_loss;
 mod selection_bias;
 #[path = "../../src/ops/attention/tests/sm100_attention.rs"]
 mod sm100_attention;
+#[path = "../../src/ops/attention/tests/sm100_attention_backward.rs"]
+mod sm100_attention_backward;
 #[path = "../../src/ops/linear/tests/sm100_bf16_gemm.rs"]
 mod sm100_bf16_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm100_mxfp8_gemm.rs"]

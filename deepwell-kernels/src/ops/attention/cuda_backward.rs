@@ -38,9 +38,19 @@ pub(crate) const SPECS: &[CudaKernelSpec] =
 /// Share of the peak on an H200: 0.21 to 0.26 with sequences of 2048 tokens and more.
 const HOPPER_SHARE: f64 = 0.24;
 
+/// Share of a B200's BF16 peak, for comparison with the tcgen05 kernel: what is published for the
+/// forward by `mma.sync`, see `cuda.rs`.
+const BLACKWELL_SHARE: f64 = 0.16;
+
 pub(super) fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
-    if target.arch == Architecture::Sm90a.target_name() {
+    let is_any_of = |all: &[Architecture]| {
+        all.iter().any(|architecture| target.arch == architecture.target_name())
+    };
+    if is_any_of(&[Architecture::Sm90a]) {
         return Rates::of(target).roofline_s(request, HOPPER_SHARE);
+    }
+    if is_any_of(&[Architecture::Sm100a, Architecture::Sm103a]) {
+        return Rates::of(target).roofline_s(request, BLACKWELL_SHARE);
     }
     roofline(request, target)
 }

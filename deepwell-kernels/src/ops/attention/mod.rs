@@ -8,10 +8,12 @@ mod cuda_part;
 pub mod oracle;
 pub mod oracle_part;
 mod sm100_attention;
+mod sm100_attention_backward;
 mod sm90_attention;
 mod sm90_attention_backward;
 mod sm90_attention_backward_ordered;
 mod sm90_attention_backward_stored;
+mod stored_scores;
 mod tensor_map_launch;
 
 use super::OpKernels;
@@ -56,6 +58,7 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         cuda_part::SPECS,
         cuda_merge::SPECS,
         sm100_attention::SPECS,
+        sm100_attention_backward::SPECS,
         sm90_attention::SPECS,
         sm90_attention_backward::SPECS,
         sm90_attention_backward_ordered::SPECS,

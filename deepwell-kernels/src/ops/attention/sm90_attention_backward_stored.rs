@@ -1,10 +1,6 @@
 //! `sm90_attention_backward_stored.cu`: gradients of attention on wgmma with five GEMMs. A launch
 //! stores the gradients of scores, and the next launch sums dq from the stored gradients.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
-use deepwell_ir::ops::AttentionHeads;
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::cuda::{Sizes, reject_extension, reject_heads, scale_log2};
@@ -13,6 +9,7 @@ use super::sm90_attention_backward::{
     BOX_ELEMENTS, COUNTERS, SHARED_BESIDE_TILES, STATISTICS, THREADS, TILE_ROWS, WAVE_ROWS,
     launch_rows, least_section, statistics_rows,
 };
+use super::stored_scores::Stored;
 use super::tensor_map_launch::head_boxes;
 use crate::KernelError;
 use crate::runtime::cuda::architecture::Architecture;
@@ -26,8 +23,6 @@ use crate::runtime::predict::Rates;
 const SUM_THREADS: u32 = 256;
 /// Queries of a block, which `keys` streams, and keys of a stage of `queries`.
 const BLOCK: usize = 64;
-/// Bytes of a stored tile of 128 queries and 128 keys in BF16.
-const TILE_BYTES: usize = TILE_ROWS * TILE_ROWS * 2;
 /// Alignment of the parts of a workspace in bytes.
 const PART_BYTES: usize = 256;
 /// Most bytes of stored tiles, 1 % of an H200's memory. If all heads have more, each launch is for
@@ -128,68 +123,6 @@ impl Shape {
     }
 }
 
-/// What is stored for the key heads of an attention.
-#[derive(Clone, Copy, Debug)]
-struct Stored {
-    /// Key heads of all sequences, and query heads of each.
-    key_heads: usize,
-    group: usize,
-    /// Tiles of 128 tokens of a sequence.
-    tiles: usize,
-    causal: bool,
-}
-
-impl Stored {
-    fn of(heads: &AttentionHeads, lse: &[usize]) -> Stored {
-        let sizes = Sizes::new(heads, lse);
-        let group = sizes.heads / sizes.kv_heads.max(1);
-        let tiles = sizes.seq.div_ceil(TILE_ROWS);
-        Stored { key_heads: sizes.key_heads(), group, tiles, causal: heads.causal }
-    }
-
-    /// Bytes of the tiles of a key head.
-    fn head_bytes(&self) -> usize {
-        let tiles = if self.causal { self.tiles * (self.tiles + 1) / 2 } else { self.tiles.pow(2) };
-        tiles * self.group * TILE_BYTES
-    }
-
-    /// Key heads per pair of launches on a GPU of `sms` SMs: of the counts with few launches, the
-    /// one with the least time of `keys`. The last tiles of each launch leave SMs idle.
-    fn heads_of_launch(&self, sms: usize) -> usize {
-        let most = (STORED_BYTES_MAX / self.head_bytes().max(1)).max(1);
-        let fewest = self.key_heads.div_ceil(most).max(1);
-        if fewest == 1 {
-            return self.key_heads;
-        }
-        let heads = (fewest..=2 * fewest).map(|launches| self.key_heads.div_ceil(launches));
-        let time = |&heads: &usize| {
-            let (whole, rest) = (self.key_heads / heads, self.key_heads % heads);
-            whole * self.launch_blocks(heads, sms) + self.launch_blocks(rest, sms)
-        };
-        heads.min_by_key(time).expect("at least two counts")
-    }
-
-    /// Time of `keys` for some key heads in blocks of 64 queries: the longest tiles first, each to
-    /// the first free SM. Overheads are measured: 2 blocks per tile, 8 per launch.
-    fn launch_blocks(&self, heads: usize, sms: usize) -> usize {
-        const OF_TILE: usize = 2;
-        const OF_LAUNCH: usize = 8;
-        if heads == 0 {
-            return 0;
-        }
-        let mut free_at: BinaryHeap<_> = vec![Reverse(0_usize); sms.max(1)].into();
-        for tile in 0..self.tiles {
-            let queries = if self.causal { self.tiles - tile } else { self.tiles };
-            let blocks = OF_TILE + queries * (TILE_ROWS / BLOCK) * self.group;
-            for _ in 0..heads {
-                let mut first = free_at.peek_mut().expect("an SM");
-                first.0 += blocks;
-            }
-        }
-        OF_LAUNCH + free_at.into_iter().map(|Reverse(at)| at).max().unwrap_or(0)
-    }
-}
-
 /// Bytes of a workspace before the stored tiles: lse in powers of two and delta of each row.
 fn statistics_bytes(lse: &[usize]) -> usize {
     (statistics_rows(lse) * STATISTICS * size_of::<f32>()).next_multiple_of(PART_BYTES)
@@ -199,7 +132,8 @@ fn workspace_bytes(request: &KernelRequest<'_>, target: &Target) -> usize {
     let Op::AttentionBackward(op) = request.op else { unreachable!("`reject` refuses others") };
     let lse = &request.operands[backward::LSE].shape;
     let stored = Stored::of(&op.heads, lse);
-    statistics_bytes(lse) + stored.heads_of_launch(target.workers) * stored.head_bytes()
+    statistics_bytes(lse)
+        + stored.heads_of_launch(target.workers, STORED_BYTES_MAX) * stored.head_bytes()
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -347,44 +281,6 @@ mod tests {
             }
         }
         assert_eq!([8, 64, 136].map(Shape::of), [None; 3]);
-    }
-
-    fn stored(key_heads: usize, group: usize, seq: usize, causal: bool) -> Stored {
-        Stored { key_heads, group, tiles: seq.div_ceil(TILE_ROWS), causal }
-    }
-
-    #[test]
-    fn a_head_has_tiles_on_and_below_the_diagonal() {
-        for (group, seq, causal, tiles) in [
-            (1, 0, true, 0),
-            (1, 1, true, 1),
-            (1, 128, false, 1),
-            (2, 129, true, 6),
-            (2, 129, false, 8),
-            (1, 16384, true, 8256),
-        ] {
-            let got = stored(4, group, seq, causal).head_bytes();
-            assert_eq!(got, tiles * TILE_BYTES, "{group} {seq} {causal}");
-        }
-    }
-
-    #[test]
-    fn launches_have_heads_that_fill_the_gpu() {
-        for (key_heads, group, seq, causal, expected) in [
-            (64, 1, 2048, true, 64),
-            (16, 1, 16384, true, 4),
-            (1, 1, 16384, true, 1),
-            (8, 4, 16384, true, 1),
-            (0, 1, 2048, true, 0),
-        ] {
-            let stored = stored(key_heads, group, seq, causal);
-            let heads = stored.heads_of_launch(132);
-            assert_eq!(heads, expected, "{key_heads} {group} {seq} {causal}");
-        }
-        // Three heads leave SMs idle at the end.
-        let long = stored(16, 1, 16384, true);
-        let per_head = |heads| long.launch_blocks(heads, 132) as f64 / heads as f64;
-        assert!(per_head(3) > 1.05 * per_head(4));
     }
 
     #[test]

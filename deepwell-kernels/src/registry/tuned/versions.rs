@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 /// Source files of the kernels with alternatives; library kernels have none.
-const SOURCES: [(&str, &str); 26] = [
+const SOURCES: [(&str, &str); 27] = [
     ("cuda_attention", "attention"),
     ("cuda_attention_backward", "attention_backward"),
     ("cuda_sm90_attention", "sm90_attention"),
     ("cuda_sm100_attention", "sm100_attention"),
+    ("cuda_sm100_attention_backward", "sm100_attention_backward"),
     ("cuda_sm90_attention_backward", "sm90_attention_backward"),
     ("cuda_sm90_attention_backward_ordered", "sm90_attention_backward_ordered"),
     ("cuda_sm90_attention_backward_stored", "sm90_attention_backward_stored"),
