@@ -16,6 +16,8 @@ use crate::operand::GemmKind;
 const HISTORY: usize = 16;
 /// Measurements before a ratio is compared with their median.
 const HISTORY_MIN: usize = 4;
+/// A ratio that four-bit formats have of any data, over the smallest ratio of the configuration.
+const USUAL: f32 = 4.0;
 /// A ratio without an error.
 const EXACT: f32 = 1e12;
 
@@ -78,7 +80,7 @@ impl Products {
         let median = history.median().filter(|_| history.len() >= HISTORY_MIN);
         let (least, drop) = (config.product_ratio_min, config.product_drop_max);
         let low = |median, least| LowProduct { kind, ratio, median, least };
-        let is_far_below = |median: &f32| ratio * drop < *median;
+        let is_far_below = |median: &f32| ratio * drop < *median && ratio < USUAL * least;
         let found = match median.filter(is_far_below) {
             _ if ratio < least => Some(low(None, least)),
             Some(median) => Some(low(Some(median), drop)),
