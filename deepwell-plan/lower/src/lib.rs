@@ -51,7 +51,7 @@ pub use known_kernels::KnownKernels;
 pub use lower::{
     EXCHANGES, Inference, LinearFlops, Scheduling, SharedGraph, arena_bytes_with_fallback,
     arena_bytes_with_fallbacks, linear_flops, lower, lower_evaluation, lower_fallback,
-    lower_inference, lower_scheduled, lower_scoring, lower_within, quantized_bytes,
+    lower_inference, lower_scheduled, lower_scoring, lower_within, place_state_as, quantized_bytes,
     quantized_flop_share,
 };
 pub use parallel::Parallel;

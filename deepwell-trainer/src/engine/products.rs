@@ -1,11 +1,11 @@
 //! The program of the steps that measure the error of quantized GEMMs: the same plan with the same
 //! state, whose GEMMs are compared with the products of unquantized operands on one tile each.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use deepwell_ir::{Body, ByteRange, Call, GemmKind, MemoryKind, Op, Program, ValueId};
-use deepwell_kernels::{Executor, KernelError, LoadedProgram};
+use deepwell_ir::{Body, Call, GemmKind, Op, Program, ValueId};
+use deepwell_kernels::{Executor, LoadedProgram};
+use deepwell_plan::place_state_as;
 
 use super::RunCounts;
 use super::gemms::{Gemm, Statistics, statistics_of};
@@ -70,7 +70,7 @@ impl Measuring {
     /// does not fit in the arena.
     pub(super) fn load(
         executor: &mut Executor,
-        program: Program,
+        mut program: Program,
         training: &Program,
         gemms: &[Gemm],
     ) -> Result<Option<Measuring>, TrainError> {
@@ -79,10 +79,7 @@ impl Measuring {
         if !fits || products.iter().all(|products| products.is_empty()) {
             return Ok(None);
         }
-        if persistent(&program) != persistent(training) {
-            let what = "the program that measures products has its state elsewhere".to_string();
-            return Err(KernelError::Run { call: "measure".to_string(), what }.into());
-        }
+        place_state_as(&mut program, training)?;
         Ok(Some(Measuring {
             statistics: statistics_of(&program, gemms),
             loads: load_counters(&program),
@@ -91,13 +88,6 @@ impl Measuring {
             program: executor.load(program)?,
         }))
     }
-}
-
-/// Places of all values that outlive a step.
-fn persistent(program: &Program) -> BTreeMap<String, ByteRange> {
-    let kinds = [MemoryKind::Optimizer, MemoryKind::Weights];
-    let values = kinds.into_iter().flat_map(|kind| program.values_of(kind));
-    values.map(|value| (value.name.clone(), value.range)).collect()
 }
 
 /// The products that each body measures.

@@ -39,6 +39,7 @@ pub use self::fallback::{
 pub use self::flops::{LinearFlops, linear_flops, quantized_bytes, quantized_flop_share};
 pub use self::inference::{Inference, lower_inference, lower_scoring};
 pub use self::lowering::Counted;
+pub use self::place_values::place_state_as;
 pub use self::scheduling::{EXCHANGES, Scheduling};
 pub use self::shared_graph::{Differentiated, SharedGraph};
 pub use self::train::{lower, lower_scheduled};

@@ -78,6 +78,45 @@ fn place_as_in(program: &mut Program, training: &Program) -> Result<usize, PlanE
     Ok(training.arena.transient_offset)
 }
 
+/// Moves the persistent values of a program to their places in `training`, a program of the same
+/// plan with fewer host values. Further host values follow those of `training`. Transient values
+/// stay.
+///
+/// # Errors
+/// A value that outlives a step and is not in `training`, or has another size there.
+pub fn place_state_as(program: &mut Program, training: &Program) -> Result<(), PlanError> {
+    let persistent = |program: &Program| {
+        let values = program.values.iter().filter(|value| value.memory.is_persistent());
+        values.map(|value| (value.name.clone(), value.range)).collect::<HashMap<_, _>>()
+    };
+    let ranges = persistent(training);
+    let mut end = training.arena.transient_offset;
+    for value in program.values.iter_mut().filter(|value| value.memory.is_persistent()) {
+        let (memory, bytes) = (value.memory, value.range.bytes);
+        match ranges.get(&value.name) {
+            Some(range) if range.bytes == bytes => value.range = *range,
+            None if memory == MemoryKind::Host => {
+                value.range.offset = end;
+                end += align(bytes);
+            }
+            _ => return Err(other_state(&value.name, bytes)),
+        }
+    }
+    // A slot has its copies of host inputs within the persistent part of both programs.
+    match end <= program.arena.transient_offset {
+        true => Ok(()),
+        false => Err(other_state("persistent part", end)),
+    }
+}
+
+fn other_state(name: &str, bytes: usize) -> PlanError {
+    PlanError::Request {
+        what: "program with the state of the training program",
+        expected: format!("`{name}` as in the training program"),
+        got: format!("{bytes} bytes"),
+    }
+}
+
 /// Places the values living within a step. With one slot all values share the transient part of the
 /// arena. With several slots, values living across bodies get a copy in each slot; values within a
 /// body, or made only in the last micro-batch, follow the slots.

@@ -8,6 +8,7 @@ use half::bf16;
 
 use crate::harness::{Gpu, HostTensor};
 use crate::quantize_nvfp4::numbers_of;
+use crate::quantize_nvfp4_operands::{self, formats};
 
 fn check_of<S: Source>(
     gpu: &mut Gpu,
@@ -59,5 +60,7 @@ emulated! {
     amax on Sm90a: |gpu| {
         check(gpu, [80, 256], "outlier");
         check(gpu, [96, 209], "special");
+        // Both amaxes of a matrix from one read.
+        quantize_nvfp4_operands::check(gpu, [272, 160], "special", formats()[0]);
     }
 }

@@ -148,6 +148,9 @@ fn attention_backward_within_documents() {
 
 emulated! {
     attention_backward on Sm100a: |gpu| {
-        heads().chain(extended_heads()).for_each(|case| check_backward(gpu, &case));
+        for case in heads().chain(extended_heads()) {
+            let kernel = Some("cuda_attention_backward");
+            check_backward_with(gpu, &case, RunOptions { kernel, ..RunOptions::default() });
+        }
     }
 }

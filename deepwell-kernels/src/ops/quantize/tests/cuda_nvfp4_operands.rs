@@ -17,7 +17,7 @@ const KEY: [u64; 2] = [0x0123_4567_89AB_CDEF, 3 << 32 | 17];
 const STREAMS: [u64; 2] = [0x1234_5678 << 32, 0x9ABC_DEF0 << 32];
 
 /// Formats of the operands: those of activations, of gradients, and without parts of the recipe.
-fn formats() -> Vec<[QuantFormat; 2]> {
+pub(crate) fn formats() -> Vec<[QuantFormat; 2]> {
     let plain = QuantFormat::NVFP4;
     let te = plain.with_order(ScaleOrder::Te);
     let transformed = |format: QuantFormat| format.with_hadamard(Some(Hadamard16::TRAINING));
@@ -32,7 +32,8 @@ fn formats() -> Vec<[QuantFormat; 2]> {
     ]
 }
 
-fn check(gpu: &mut Gpu, shape: [usize; 2], kind: &str, formats: [QuantFormat; 2]) {
+/// Quantizes numbers of a kind to both operands.
+pub(crate) fn check(gpu: &mut Gpu, shape: [usize; 2], kind: &str, formats: [QuantFormat; 2]) {
     let [rows, columns] = shape;
     let x = numbers_of(kind, rows, columns);
     let rounded: Vec<bf16> = x.iter().map(|&x| bf16::from_f32(x)).collect();
