@@ -16,7 +16,7 @@ use crate::TrainError;
 /// of its error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProductSums {
-    /// Index into [`Engine::gemms`].
+    /// Index into [`Engine::gemms`](crate::Engine::gemms).
     pub gemm: usize,
     /// GEMM of the linear layer.
     pub kind: GemmKind,
