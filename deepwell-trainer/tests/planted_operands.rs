@@ -4,20 +4,20 @@
 #[expect(dead_code, reason = "runs of one rank need less")]
 mod rank_runs;
 
+mod planted_model;
+
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use deepwell_ckpt::CkptDtype;
-use deepwell_ckpt::hf::{WriteTensor, open_model_folder, write};
 use deepwell_ir::capture::{LlamaConfig, ModelConfig};
 use deepwell_precision::GuardConfig;
-use deepwell_trainer::export::{ExportOptions, export_hf};
 use deepwell_trainer::metrics::StepLine;
 use deepwell_trainer::run::{RunOptions, run};
-use deepwell_trainer::{Progress, Settings, Start, Trainer};
+use deepwell_trainer::{Progress, Settings};
 
-use rank_runs::{TestFolder, go};
+use planted_model::{Tensor, planted_model};
+use rank_runs::TestFolder;
 
 /// What guards do: step, event and weight, and why.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,43 +91,12 @@ fn settings(place: &TestFolder, out: &str, model: String, guards: GuardConfig) -
     }
 }
 
-/// Name, shape and elements.
-type Tensor = (String, Vec<usize>, Vec<f32>);
-
 /// A model folder of fresh weights with something planted.
 fn planted(place: &TestFolder, config: &str, plant: impl FnOnce(&mut [Tensor])) -> String {
     let path = place.path("config.json");
     fs::write(&path, config).expect("a file");
     let model = path.to_str().expect("a path").to_string();
-    let made = settings(place, "made", model, calm());
-    let made = Settings { no_checkpoints: false, steps: 1, ..made };
-    go(&made, Start::New).expect("a run");
-    let checkpoints = deepwell_ckpt::list(&Trainer::checkpoints_path(&made.out)).expect("some");
-    let to = place.path("planted");
-    let options = ExportOptions {
-        checkpoint: checkpoints[0].path.clone(),
-        to: to.clone(),
-        dtype: CkptDtype::F32,
-        shard_bytes_max: 1 << 30,
-        model: None,
-        tokenizer: None,
-        config: None,
-    };
-    export_hf(&options, &mut |_, _| ()).expect("a model folder");
-    let weights = open_model_folder(&to).expect("weights");
-    let mut tensors: Vec<Tensor> = weights
-        .tensors()
-        .map(|(name, tensor)| {
-            let values = weights.read_f32(name, &tensor.shape).expect("a tensor");
-            (name.to_string(), tensor.shape.clone(), values)
-        })
-        .collect();
-    drop(weights);
-    plant(&mut tensors);
-    let views: Vec<WriteTensor<'_>> =
-        tensors.iter().map(|(name, shape, it)| WriteTensor::from_f32(name, shape, it)).collect();
-    write(&to.join("model.safetensors"), &views).expect("written");
-    to.to_str().expect("a path").to_string()
+    planted_model(settings(place, "made", model, calm()), &place.path("planted"), plant)
 }
 
 fn planted_in_dense(place: &TestFolder, plant: impl FnOnce(&mut [Tensor])) -> String {

@@ -4,24 +4,22 @@
 #[expect(dead_code, reason = "runs of one rank need less")]
 mod rank_runs;
 
+mod planted_model;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use deepwell_ckpt::CkptDtype;
-use deepwell_ckpt::hf::{WriteTensor, open_model_folder, write};
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
 use deepwell_ir::{GemmKind, PrecisionPolicy};
 use deepwell_precision::GuardConfig;
-use deepwell_trainer::export::{ExportOptions, export_hf};
 use deepwell_trainer::metrics::StepLine;
 use deepwell_trainer::run::{RunOptions, RunSummary, run};
-use deepwell_trainer::{
-    CompileOptions, Engine, Progress, Settings, Start, StepOutcome, Trainer, compile,
-};
+use deepwell_trainer::{CompileOptions, Engine, Progress, Settings, StepOutcome, compile};
 
-use rank_runs::{TestFolder, go};
+use planted_model::{Tensor, planted_model};
+use rank_runs::TestFolder;
 
 const SEQ: usize = 64;
 const BATCH: usize = 2;
@@ -135,49 +133,27 @@ fn with_outliers(place: &TestFolder) -> String {
     let path = place.path("config.json");
     fs::write(&path, config().to_json().to_string()).expect("a file");
     let model = path.to_str().expect("a path").to_string();
-    let made = settings(place, "made", &model, "precision = 'bf16'");
-    let made = Settings { no_checkpoints: false, steps: 1, ..made };
-    go(&made, Start::New).expect("a run");
-    let checkpoints = deepwell_ckpt::list(&Trainer::checkpoints_path(&made.out)).expect("some");
-    let to = place.path("planted");
-    let options = ExportOptions {
-        checkpoint: checkpoints[0].path.clone(),
-        to: to.clone(),
-        dtype: CkptDtype::F32,
-        shard_bytes_max: 1 << 30,
-        model: None,
-        tokenizer: None,
-        config: None,
-    };
-    export_hf(&options, &mut |_, _| ()).expect("a model folder");
-    let weights = open_model_folder(&to).expect("weights");
-    let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = weights
-        .tensors()
-        .map(|(name, tensor)| {
-            let values = weights.read_f32(name, &tensor.shape).expect("a tensor");
-            (name.to_string(), tensor.shape.clone(), values)
-        })
-        .collect();
-    drop(weights);
     let is_outlier = |channel: usize| channel % 32 == 5;
-    for (name, shape, values) in &mut tensors {
-        let width = *shape.last().expect("a shape");
-        for (index, value) in values.iter_mut().enumerate() {
-            match name.as_str() {
-                "model.layers.1.mlp.gate_proj.weight" | "model.layers.1.mlp.up_proj.weight"
-                    if is_outlier(index / width) =>
-                {
-                    *value = 0.0;
+    let plant = |tensors: &mut [Tensor]| {
+        for (name, shape, values) in tensors {
+            let width = *shape.last().expect("a shape");
+            for (index, value) in values.iter_mut().enumerate() {
+                match name.as_str() {
+                    "model.layers.1.mlp.gate_proj.weight" | "model.layers.1.mlp.up_proj.weight"
+                        if is_outlier(index / width) =>
+                    {
+                        *value = 0.0;
+                    }
+                    "model.layers.1.mlp.down_proj.weight" if is_outlier(index % width) => {
+                        *value *= 3e3
+                    }
+                    _ => {}
                 }
-                "model.layers.1.mlp.down_proj.weight" if is_outlier(index % width) => *value *= 3e3,
-                _ => {}
             }
         }
-    }
-    let views: Vec<WriteTensor<'_>> =
-        tensors.iter().map(|(name, shape, it)| WriteTensor::from_f32(name, shape, it)).collect();
-    write(&to.join("model.safetensors"), &views).expect("written");
-    to.to_str().expect("a path").to_string()
+    };
+    let made = settings(place, "made", &model, "precision = 'bf16'");
+    planted_model(made, &place.path("planted"), plant)
 }
 
 #[test]

@@ -17,9 +17,9 @@ pub struct GuardConfig {
     /// [`GuardConfig::underflow_fraction_max`] for formats with elements of four bits.
     ///
     /// Default 0.9. An element of E2M1 underflows when it is 24 times smaller than the largest of
-    /// its block: llama-134m loses half of the gradient of a gated activation this way and holds
-    /// its loss (`benchmarks/nvfp4_h200_2026-11-30.md`). Under an outlier that dominates a tensor
-    /// nearly all elements underflow. The error of products is the finer signal.
+    /// its block: operands of llama-134m lose half of their elements this way in runs that follow
+    /// BF16's loss (`benchmarks/nvfp4_h200_2026-11-30b.md`). Under an outlier that dominates a
+    /// tensor nearly all elements underflow. The error of products is the finer signal.
     #[serde(skip_serializing_if = "is_default_fp4_underflow")]
     pub fp4_underflow_fraction_max: f64,
     /// Threshold for the saturated share of a tensor, 0 to 1; a step above the threshold counts
@@ -52,7 +52,7 @@ pub struct GuardConfig {
     /// Steps between two measurements of the error of quantized GEMMs, in formats with a tensor
     /// scale; 0 for none.
     ///
-    /// Default 64: less than a thousandth of the time of the steps.
+    /// Default 64. Other steps run another program and pay nothing.
     #[serde(skip_serializing_if = "is_default_interval")]
     pub product_every_steps: u64,
     /// Smallest ratio of signal to error of a product, in squares; a lower ratio counts against the

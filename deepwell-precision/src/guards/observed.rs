@@ -13,7 +13,7 @@ pub struct Observed {
     /// - Saturations: block scales are rounded to nearest, so that about half of them are too small
     ///   for the largest element.
     /// - Clamped scales: a block whose largest element is below 2^-18.8 of the tensor's amax has a
-    ///   scale of 0. Healthy gradients of queries and keys have up to a fifth of such blocks, and
+    ///   scale of 0. Healthy gradients of queries and keys have up to a tenth of such blocks, and
     ///   their elements count as underflows.
     pub has_tensor_scale: bool,
 }
