@@ -107,6 +107,8 @@ pub mod e4m3;
 pub mod e5m2;
 pub mod e8m0;
 pub mod hadamard;
+#[cfg(any(feature = "std", test))]
+pub mod moments;
 pub mod nvfp4;
 pub mod packed;
 pub mod philox;

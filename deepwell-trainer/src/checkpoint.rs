@@ -53,6 +53,8 @@ pub fn load(
     {
         return Err(reader.refuse(what));
     }
+    // Holdings of moments in blocks are written into what is there.
+    engine.clear_moments()?;
     let mut buffer: Vec<u8> = Vec::new();
     for holding in holdings(engine.program(), engine.plan().parallel, engine.rank()) {
         let Holding { name, section, region, whole, range, .. } = &holding;
@@ -62,13 +64,18 @@ pub fn load(
         }
         checkpoint.expect(*section, name, CkptDtype::F32, whole)?;
         buffer.clear();
-        buffer.resize(range.bytes, 0);
+        buffer.resize(holding.file_bytes(), 0);
         checkpoint.read_region(*section, name, region, &mut buffer)?;
-        engine.executor.backend_mut().write(*range, &buffer)?;
+        let backend = engine.executor.backend_mut();
+        let bytes = holding.to_arena(&buffer, |before| Ok(backend.read(*range, before)?))?;
+        backend.write(*range, &bytes)?;
     }
     let counters = [&run["applied_steps"], &run["skipped_steps"]];
     let [applied, skipped] = counters.map(|count| reader.read("step counters", count));
     engine.set_applied_steps(applied?, skipped?)?;
+    // Earlier versions did not save it.
+    let norm_bits: Option<u32> = reader.read("gradient norm", &run["grad_norm_bits"])?;
+    engine.set_last_norm(f32::from_bits(norm_bits.unwrap_or_default()))?;
     engine.refresh_weight_copies()?;
     engine.set_counts(reader.read("counts", &run["counts"])?);
     let audit = reader.read("audit", &run["audit"])?;

@@ -7,6 +7,8 @@ use std::path::Path;
 use deepwell_ckpt::Section;
 use deepwell_ir::Graph;
 use deepwell_ir::capture::{LlamaConfig, capture};
+use deepwell_ir::ops::MomentFormat;
+use deepwell_plan::OptimizerSpec;
 use deepwell_precision::{Fallback, GuardConfig, Guards, PrecisionPolicy};
 use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::checkpoint::{self, Position, Writer};
@@ -43,9 +45,14 @@ fn experts() -> Graph {
 }
 
 fn world(graph: &Graph, parallel: Parallel) -> World {
+    world_with(graph, parallel, MomentFormat::Fp32)
+}
+
+fn world_with(graph: &Graph, parallel: Parallel, moments: MomentFormat) -> World {
     let policy = PrecisionPolicy::preset("mxfp8").expect("a preset");
     let options = CompileOptions::new(policy, SEQ, ROWS);
-    let options = CompileOptions { micro_batch: Some(1), parallel, ..options };
+    let optimizer = OptimizerSpec { moments, ..OptimizerSpec::default() };
+    let options = CompileOptions { micro_batch: Some(1), parallel, optimizer, ..options };
     World::compile(graph.clone(), hardware(), &options).expect("a world")
 }
 
@@ -136,6 +143,41 @@ fn check(graph: &Graph, first: Parallel, other: Parallel) {
     assert_eq!(got, expected, "{what}: loss and norm of the next step");
 }
 
+/// Trains under `first` with moments in FP8 and goes on under the same ranks, with the same bits, and
+/// under `other`, where other blocks round moments once more.
+fn check_fp8(graph: &Graph, first: Parallel, other: Parallel) {
+    let what = format!("{first} -> {other}");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (root, settings) = (folder.path(), Settings { keep_last: 9, ..Settings::default() });
+    let mut before = world_with(graph, first, MomentFormat::Fp8);
+    let trained = before.on_all(|engine| {
+        engine.initialize(SEED)?;
+        (0..2).try_for_each(|at| step(engine, at).map(drop))
+    });
+    trained.expect("steps");
+    save(&mut before, root, 2, &settings);
+    let expected = before.on_all(|engine| step(engine, 2)).expect("a step");
+    let next = before.on_all(|engine| step(engine, 3)).expect("a step");
+    drop(before);
+
+    let mut again = world_with(graph, first, MomentFormat::Fp8);
+    load(&mut again, root, 2);
+    save(&mut again, root, 3, &Settings { async_checkpoints: true, ..settings });
+    assert!(state(root, 3) == state(root, 2), "{what}: masters and moments");
+    let got = again.on_all(|engine| step(engine, 2)).expect("a step");
+    assert_eq!(got, expected, "{what}: the next step under the same ranks");
+
+    let mut elsewhere = world_with(graph, other, MomentFormat::Fp8);
+    load(&mut elsewhere, root, 2);
+    let loss = |steps: &[[u32; 2]]| f32::from_bits(steps[0][0]);
+    let got = elsewhere.on_all(|engine| step(engine, 2)).expect("a step");
+    // Moments have no effect before the update: other ranks quantize and sum other slices.
+    assert!((loss(&got) - loss(&expected)).abs() <= 1e-3, "{what}: {got:?} {expected:?}");
+    let got = elsewhere.on_all(|engine| step(engine, 3)).expect("a step");
+    // A sixteenth of each moment, in both directions, changes an update by less than a tenth.
+    assert!((loss(&got) - loss(&next)).abs() <= 0.1, "{what}: {got:?} {next:?}");
+}
+
 fn of(tensor: usize, pipeline: usize, data: usize, zero: u8) -> Parallel {
     Parallel { tensor, pipeline, zero, ..Parallel::data(data) }
 }
@@ -160,6 +202,21 @@ fn dense_models_go_from_any_plan_to_any_other_and_back() {
     ] {
         check(&graph, first, other);
     }
+}
+
+#[test]
+fn moments_in_fp8_go_on_as_they_were_and_under_other_ranks() {
+    let graph = dense();
+    for (first, other) in [
+        (of(1, 1, 1, 0), of(1, 1, 2, 1)),
+        (of(1, 1, 2, 1), of(2, 1, 1, 0)),
+        (of(1, 1, 3, 3), of(1, 1, 1, 0)),
+        (of(2, 2, 2, 1), of(1, 1, 3, 3)),
+    ] {
+        check_fp8(&graph, first, other);
+    }
+    let expert = Parallel { expert: 2, ..Parallel::data(2) };
+    check_fp8(&experts(), expert, Parallel::data(1));
 }
 
 #[test]

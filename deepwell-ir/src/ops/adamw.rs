@@ -1,7 +1,10 @@
 //! Gradient norm and the AdamW update (Loshchilov and Hutter, arXiv 1711.05101).
 
+use std::fmt;
 use std::ops::Range;
+use std::str::FromStr;
 
+use deepwell_precision::moments;
 use serde::{Deserialize, Serialize};
 
 use super::{Check, WeightCopy, product};
@@ -76,10 +79,15 @@ impl OpRule for NormOfSums {
 /// Counts a step and computes the coefficients shared by all buckets of the step.
 ///
 /// grad_norm f32 `[1]`, schedule f32 `[2]` (learning rate, largest gradient norm), counters u64
-/// `[2]` (applied steps, skipped steps; updated) → coefficients f32 `[9]`, in this order: 1 if the
-/// step is applied and 0 if the gradient norm is not finite, learning rate, clip factor, 1 - beta1,
-/// beta2, 1 - beta2, step size (learning rate over the first moment's correction), reciprocal
-/// square root of the second moment's correction, eps.
+/// `[2]` (applied steps, skipped steps; updated) → coefficients f32 `[9]`, in this order: the number
+/// of the step from 1, or 0 if the gradient norm is not finite and the step is skipped, learning
+/// rate, clip factor, 1 - beta1, beta2, 1 - beta2, step size (learning rate over the first moment's
+/// correction), reciprocal square root of the second moment's correction, eps.
+///
+/// With `of_bucket` the coefficients are those of one bucket, updated before the norm of all
+/// gradients is known. The norm is that of the step before, a fourth input, u64 `[n]`, has the sums
+/// of squares of the bucket's gradients ([`SumsOfSquares`]), and the counters are only read. The
+/// bucket's update is skipped if a sum is not finite; a norm that is not finite does not clip.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdamWCoefficients {
     /// Decay of the first moment.
@@ -88,6 +96,9 @@ pub struct AdamWCoefficients {
     pub beta2: f32,
     /// Added to the square root of the second moment.
     pub eps: f32,
+    /// Whether the coefficients are those of one bucket.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub of_bucket: bool,
 }
 
 impl AdamWCoefficients {
@@ -101,22 +112,95 @@ impl OpRule for AdamWCoefficients {
     }
 
     fn attributes(&self) -> String {
-        format!("betas=({}, {}) eps={:e}", self.beta1, self.beta2, self.eps)
+        let of_bucket = if self.of_bucket { " of_bucket" } else { "" };
+        format!("betas=({}, {}) eps={:e}{of_bucket}", self.beta1, self.beta2, self.eps)
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let check = Check::count(self.name(), inputs, &["grad_norm", "schedule", "counters"])?;
+        let names = ["grad_norm", "schedule", "counters", "sums_of_squares"];
+        let count = names.len() - usize::from(!self.of_bucket);
+        let check = Check::count(self.name(), inputs, &names[..count])?;
         for (index, (dtype, count)) in
             [(DType::F32, 1), (DType::F32, 2), (DType::U64, 2)].into_iter().enumerate()
         {
             check.dtype(index, dtype)?;
             check.shape(index, &Shape::new([count]))?;
         }
+        if self.of_bucket {
+            check.dtype(3, DType::U64)?;
+            check.rank(3, 1)?;
+        }
         Ok(vec![OutputType::statistic("", Shape::new([Self::COUNT]), DType::F32)])
     }
 
     fn flops(&self, _shapes: &[Vec<usize>]) -> u64 {
         0
+    }
+}
+
+/// Storage of the two moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MomentFormat {
+    /// FP32, in the shape of the parameter.
+    #[default]
+    Fp32,
+    /// E4M3 in blocks of 128 elements with a common scale, rounded stochastically; see
+    /// [`deepwell_precision::moments`].
+    Fp8,
+}
+
+impl MomentFormat {
+    /// Type and shape of the moments of a parameter: of its shape in FP32, or blocks of bytes.
+    #[must_use]
+    pub fn stored(self, shape: &[usize]) -> (DType, Vec<usize>) {
+        match self {
+            MomentFormat::Fp32 => (DType::F32, shape.to_vec()),
+            MomentFormat::Fp8 => {
+                let blocks = moments::blocks(product(shape) as usize);
+                (DType::E4m3, vec![blocks, moments::BLOCK_BYTES])
+            }
+        }
+    }
+
+    /// Bytes per parameter of both moments of a large parameter.
+    #[must_use]
+    pub fn bytes_per_parameter(self) -> f64 {
+        match self {
+            MomentFormat::Fp32 => 8.0,
+            MomentFormat::Fp8 => 2.0 * moments::BLOCK_BYTES as f64 / moments::BLOCK as f64,
+        }
+    }
+
+    /// Name in settings and text forms.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            MomentFormat::Fp32 => "fp32",
+            MomentFormat::Fp8 => "fp8",
+        }
+    }
+
+    /// Whether this is the default.
+    #[must_use]
+    pub fn is_fp32(&self) -> bool {
+        *self == MomentFormat::Fp32
+    }
+}
+
+impl fmt::Display for MomentFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for MomentFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<MomentFormat, String> {
+        let all = [MomentFormat::Fp32, MomentFormat::Fp8];
+        let found = all.into_iter().find(|format| format.name() == text);
+        found.ok_or_else(|| format!("expected `fp32` or `fp8`, got `{text}`"))
     }
 }
 
@@ -128,8 +212,12 @@ impl OpRule for AdamWCoefficients {
 /// ends at parameter boundaries is therefore one range of each of the four.
 ///
 /// Operands: the coefficients of [`AdamWCoefficients`], then for each parameter the gradient and,
-/// updated in place, master weight, first moment and second moment, all f32 of one shape. Outputs:
-/// the tensors of each entry of `copies`, in order, computed from the updated weights.
+/// updated in place, master weight, first moment and second moment. Gradient and master are f32 of
+/// one shape; the moments are stored as [`MomentFormat`] says. Outputs: the tensors of each entry of
+/// `copies`, in order, computed from the updated weights.
+///
+/// Moments in FP8 are rounded with random bits that follow from the number of the step, the
+/// parameter's index among those of the program and the index of the element.
 ///
 /// A skipped step changes nothing: copies and counters keep the values of the previous weights,
 /// written by an earlier call.
@@ -143,6 +231,9 @@ pub struct AdamW {
     /// Compute copies that the op writes in addition to the weights.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub copies: Vec<WeightCopy>,
+    /// Storage of the moments.
+    #[serde(default, skip_serializing_if = "MomentFormat::is_fp32")]
+    pub moments: MomentFormat,
 }
 
 impl AdamW {
@@ -182,13 +273,22 @@ impl AdamW {
             return Err(check.error(format!("{expected} operands"), inputs.len().to_string()));
         }
         check.shape(0, &Shape::new([AdamWCoefficients::COUNT]))?;
-        for index in 0..inputs.len() {
-            check.dtype(index, DType::F32)?;
-        }
+        check.dtype(0, DType::F32)?;
         for parameter in 0..parameters {
             let gradient = Self::LEADING_OPERANDS + parameter * Self::OPERANDS_PER_PARAMETER;
-            for index in gradient..gradient + Self::OPERANDS_PER_PARAMETER {
-                check.shape(index, &inputs[gradient].shape)?;
+            let (master, moments) = (gradient + 1, [gradient + 2, gradient + 3]);
+            let shape = &inputs[gradient].shape;
+            for index in [gradient, master] {
+                check.dtype(index, DType::F32)?;
+                check.shape(index, shape)?;
+            }
+            let Some(fixed) = shape.as_fixed() else {
+                return Err(check.error("a shape without batch or sequence", format!("{shape:?}")));
+            };
+            let (dtype, stored) = self.moments.stored(&fixed);
+            for index in moments {
+                check.dtype(index, dtype)?;
+                check.shape(index, &Shape::new(stored.iter().copied()))?;
             }
         }
         if let Some(copy) = self.copies.iter().find(|copy| copy.parameter >= parameters) {
@@ -209,7 +309,11 @@ impl OpRule for AdamW {
             0 => String::new(),
             count => format!(" copies={count}"),
         };
-        format!("parameters={}..{}{copies}", self.parameters.start, self.parameters.end)
+        let moments = match self.moments {
+            MomentFormat::Fp32 => String::new(),
+            other => format!(" moments={}", other.name()),
+        };
+        format!("parameters={}..{}{copies}{moments}", self.parameters.start, self.parameters.end)
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {

@@ -5,7 +5,7 @@
 
 // Coefficients shared by all elements of a step, in the order that the op documents.
 struct AdamwCoefficients {
-    float applies;  // 1; 0 where the norm is infinite or NaN
+    float step;  // from 1; 0 where the norm is infinite or NaN and the step is skipped
     float learning_rate;
     float clip;
     float one_minus_beta1;

@@ -374,6 +374,7 @@ fn micro_batch_candidates(request: &PlanRequest, rows: usize) -> Result<Vec<usiz
             expected: format!("a divisor of the batch of {rows}{of_rank}"),
             got: size.to_string(),
         }),
+        None if request.optimizer.in_backward => Ok(vec![rows]),
         None => Ok((1..=rows).rev().filter(|size| rows.is_multiple_of(*size)).collect()),
     }
 }

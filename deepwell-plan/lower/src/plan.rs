@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use deepwell_ir::ops::MomentFormat;
 use deepwell_ir::{PrecisionPolicy, Recompute, TensorPrecision, Tile};
 use deepwell_precision::GemmMode;
 use serde::{Deserialize, Serialize};
@@ -37,6 +38,13 @@ pub struct OptimizerSpec {
     /// Step size of the selection biases of routers, which follow the load of experts.
     #[serde(skip_serializing_if = "is_default_rate")]
     pub selection_bias_rate: f32,
+    /// Storage of the moments of AdamW.
+    #[serde(skip_serializing_if = "MomentFormat::is_fp32")]
+    pub moments: MomentFormat,
+    /// Whether parameters are updated in the backward pass, with gradients clipped by the norm of
+    /// the step before: gradients need little memory. For one rank and one micro-batch per step.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub in_backward: bool,
 }
 
 /// The rate in most of the training of DeepSeek-V3, arXiv 2412.19437, section 4.2.
@@ -55,6 +63,8 @@ impl Default for OptimizerSpec {
             eps: 1e-8,
             weight_decay: 0.1,
             selection_bias_rate: SELECTION_BIAS_RATE,
+            moments: MomentFormat::Fp32,
+            in_backward: false,
         }
     }
 }

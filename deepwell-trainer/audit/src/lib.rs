@@ -55,6 +55,7 @@
 
 mod emulated;
 mod gemms;
+mod moments;
 mod planes;
 mod quantized;
 mod report;

@@ -13,9 +13,11 @@
 use deepwell_ir::ops::{AdamW, AdamWCoefficients};
 use deepwell_ir::{Call, Program, ValueId};
 use deepwell_kernels::KernelError;
-use deepwell_kernels::ops::adamw::oracle::{Settings, coefficients, update};
+use deepwell_kernels::ops::adamw::oracle::{Settings, bucket_coefficients, coefficients, update};
+use deepwell_precision::moments::Moment;
 use rayon::prelude::*;
 
+use super::moments::StoredMoment;
 use super::report::AuditReport;
 use super::view::{Memory, View, sample_indices, view};
 
@@ -105,7 +107,7 @@ impl StepCoefficients {
         let schedule = operand(1)?;
         let counters = operand(2)?;
         let [applied, skipped] = [counters.counter(0), counters.counter(1)];
-        let expected = coefficients(&Settings {
+        let settings = Settings {
             learning_rate: schedule.float(0).into(),
             beta1: op.beta1.into(),
             beta2: op.beta2.into(),
@@ -114,9 +116,21 @@ impl StepCoefficients {
             max_grad_norm: schedule.float(1).into(),
             step: applied + 1,
             grad_norm: norm.float(0).into(),
-        });
+        };
+        let expected = match op.of_bucket {
+            true => {
+                let sums = operand(3)?;
+                let sums = (0..sums.len()).map(|index| f64::from_bits(sums.counter(index)));
+                bucket_coefficients(&settings, &sums.collect::<Vec<f64>>())
+            }
+            false => coefficients(&settings),
+        };
         let is_skipped = expected[0] == 0.0;
-        let counters = if is_skipped { [applied, skipped + 1] } else { [applied + 1, skipped] };
+        let counters = match (op.of_bucket, is_skipped) {
+            (true, _) => [applied, skipped],
+            (false, true) => [applied, skipped + 1],
+            (false, false) => [applied + 1, skipped],
+        };
         Ok(StepCoefficients { expected, counters })
     }
 
@@ -172,15 +186,19 @@ impl BeforeUpdate {
                 let operands = ParameterOperands::of(call, index);
                 let master = view(program, operands.master, memory)?;
                 let indices = sample_indices(master.name, master.len());
-                let read = |id: ValueId| -> Result<Vec<f64>, KernelError> {
-                    let view = view(program, id, memory)?;
-                    Ok(indices.iter().map(|&index| f64::from(view.float(index))).collect())
+                let sample = |view: View<'_>| -> Vec<f64> {
+                    indices.iter().map(|&index| f64::from(view.float(index))).collect()
+                };
+                let moment = |id: ValueId, moment: Moment| {
+                    let stored = view(program, id, memory)?;
+                    let stored = StoredMoment::new(stored, master.shape, op.moments, moment);
+                    Ok::<Vec<f64>, KernelError>(sample(stored.view()))
                 };
                 Ok(Sampled {
-                    master: read(operands.master)?,
-                    first_moment: read(operands.first_moment)?,
-                    second_moment: read(operands.second_moment)?,
-                    gradient: read(operands.gradient)?,
+                    master: sample(master),
+                    first_moment: moment(operands.first_moment, Moment::First)?,
+                    second_moment: moment(operands.second_moment, Moment::Second)?,
+                    gradient: sample(view(program, operands.gradient, memory)?),
                     indices,
                 })
             })
@@ -213,18 +231,27 @@ impl BeforeUpdate {
                 8.0 * ROUNDOFF * (first_moment[at].abs() + gradient) + TINY
             };
             let second_tolerance = |at: usize| 8.0 * ROUNDOFF * expected.v[at] + TINY;
-            let mut compare = |id: ValueId, expected: &[f64], tolerance: Tolerance<'_>| {
-                let got = view(program, id, memory)?;
+            let mut compare = |got: View<'_>, expected: &[f64], tolerance: Tolerance<'_>| {
                 report.count_tensor(before.indices.len());
                 let what = differences(&got, &before.indices, expected, tolerance);
                 if let Some(what) = what {
                     report.add(&call.name, what);
                 }
-                Ok::<(), KernelError>(())
             };
-            compare(operands.master, &expected.param, &weight_tolerance)?;
-            compare(operands.first_moment, &expected.m, &first_tolerance)?;
-            compare(operands.second_moment, &expected.v, &second_tolerance)?;
+            let master = view(program, operands.master, memory)?;
+            compare(master, &expected.param, &weight_tolerance);
+            let stored = |id: ValueId, moment: Moment| {
+                let stored = view(program, id, memory)?;
+                Ok::<_, KernelError>(StoredMoment::new(stored, master.shape, op.moments, moment))
+            };
+            let first = stored(operands.first_moment, Moment::First)?;
+            let second = stored(operands.second_moment, Moment::Second)?;
+            compare(first.view(), &expected.m, &|at| {
+                first_tolerance(at) + first.storage_error(before.indices[at], expected.m[at])
+            });
+            compare(second.view(), &expected.v, &|at| {
+                second_tolerance(at) + second.storage_error(before.indices[at], expected.v[at])
+            });
         }
         Ok(())
     }

@@ -8,6 +8,8 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use deepwell_ir::Recompute;
+use deepwell_ir::ops::MomentFormat;
+use deepwell_plan::OptimizerSpec;
 use deepwell_precision::Fallback;
 use deepwell_trainer::console::Console;
 use deepwell_trainer::parity::ablation::{self, AblateBy, AblationOptions};
@@ -100,6 +102,15 @@ pub(crate) struct TrainArgs {
     /// (whole layers) [default: chosen by the planner]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
+    /// Storage of AdamW's moments: fp32, or fp8, a quarter of the memory [default: fp32]
+    #[arg(long, value_name = "FORMAT")]
+    #[serde(skip)]
+    pub(crate) moments: Option<MomentFormat>,
+    /// Update each parameter in the backward pass, with gradients clipped by the norm of the step
+    /// before: gradients need little memory; for one rank and one micro-batch
+    #[arg(long)]
+    #[serde(skip)]
+    pub(crate) optimizer_in_backward: bool,
     /// Minimum number of held-out tokens of an evaluation [default: 131072, or all held-out tokens
     /// if there are fewer]
     #[arg(long)]
@@ -260,6 +271,12 @@ impl TrainArgs {
             ("router.z", self.router_z),
             ("router.capacity_factor", self.capacity_factor),
         ];
+        if let Some(moments) = self.moments {
+            flags.set("optimizer.moments", &moments);
+        }
+        if self.optimizer_in_backward {
+            flags.set("optimizer.in_backward", &true);
+        }
         let degrees = &self.degrees;
         for (name, value) in router {
             if let Some(value) = value {
@@ -425,6 +442,13 @@ pub(crate) struct ParityArgs {
     /// (whole layers) [default: chosen by the planner]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
+    /// Storage of AdamW's moments in the runs in low precision: fp32, or fp8, a quarter of the
+    /// memory; BF16 runs have fp32. With `--precision bf16` the moments are all that differs
+    #[arg(long, value_name = "FORMAT", default_value_t = MomentFormat::Fp32)]
+    pub(crate) moments: MomentFormat,
+    /// Update parameters in the backward pass in the runs in low precision
+    #[arg(long)]
+    pub(crate) optimizer_in_backward: bool,
     /// Minimum number of held-out tokens of the last evaluation; earlier evaluations read a
     /// twentieth of it
     #[arg(long, default_value_t = PARITY_EVAL_TOKENS)]
@@ -526,6 +550,11 @@ pub(crate) fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStat
         batch_size: args.batch_size,
         micro_batch: args.micro_batch,
         recompute: args.recompute,
+        optimizer: OptimizerSpec {
+            moments: args.moments,
+            in_backward: args.optimizer_in_backward,
+            ..OptimizerSpec::default()
+        },
         eval_tokens: args.eval_tokens,
         interim_eval_tokens: Some((args.eval_tokens / PARITY_INTERIM_PART).max(1)),
         checkpoint_every: args.checkpoint_every,

@@ -268,6 +268,7 @@ fn request(
         pins,
         fp8,
         capacity_factor: planning.capacity_factor,
+        moments: planning.moments,
         expert_imbalance: args.expert_imbalance.unwrap_or(request.expert_imbalance),
         by_trainer: by_trainer(args.runnable),
         ..request

@@ -98,6 +98,8 @@ impl PlanFile {
             allow_fallback: false,
             micro_batch: None,
             recompute: None,
+            moments: plan.moments,
+            optimizer_in_backward: false,
             capacity_factor: plan.capacity_factor,
             memory_limit: None,
             hardware: None,
@@ -135,6 +137,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
         fp8: now.fp8,
         expert_imbalance: now.expert_imbalance,
         capacity_factor: now.capacity_factor,
+        moments: now.moments,
         by_trainer: by_trainer(args.runnable),
         ..SearchRequest::new(model, now.seq, now.global_batch, machines)
     };

@@ -14,7 +14,7 @@ use super::holdings::{Holding, holdings};
 pub struct Reads {
     /// Tensors.
     pub tensors: usize,
-    /// Bytes of the rank's holdings.
+    /// Bytes of the rank's holdings in the checkpoint.
     pub bytes: u64,
     /// Host bytes needed to read the largest holding.
     pub host_bytes: u64,
@@ -34,8 +34,8 @@ pub fn reads(checkpoint: &Checkpoint, program: &Program, parallel: Parallel) -> 
         let mut names = HashSet::new();
         let all = holdings(program, parallel, parallel.first_at(place));
         for holding in all.into_iter().filter(|holding| holding.is_state()) {
-            let Holding { section, name, whole, range, .. } = holding;
-            let bytes = range.bytes as u64;
+            let bytes = holding.file_bytes() as u64;
+            let Holding { section, name, whole, .. } = holding;
             rank_reads.bytes += bytes;
             rank_reads.host_bytes = rank_reads.host_bytes.max(bytes);
             rank_reads.tensors += usize::from(names.insert((section, name.clone())));

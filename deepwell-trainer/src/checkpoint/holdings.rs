@@ -2,14 +2,16 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 
+use bytemuck::{cast_slice, pod_collect_to_vec};
 use deepwell_ckpt::{CkptDtype, Region, Section};
 use deepwell_ir::{
     ByteRange, DType, Derivation, Link, MemoryKind, ParameterState, Plane, Program, TensorId,
     Value as IrValue, ValueId,
 };
 use deepwell_plan::Parallel;
-use deepwell_precision::scale_tiles;
+use deepwell_precision::{moments, scale_tiles};
 
 use crate::TrainError;
 use crate::engine::{Moment, is_gathered, part, slice_of};
@@ -26,10 +28,21 @@ pub(super) struct Holding {
     pub(super) whole: Vec<usize>,
     /// The rectangle.
     pub(super) region: Region,
-    /// Bytes of the rectangle in the arena, row-major.
+    /// Bytes in the arena that contain the rectangle, row-major.
     pub(super) range: ByteRange,
-    /// Whether the bytes are scales in tiles; the shapes are those of row-major scales.
-    in_tiles: bool,
+    stored: Stored,
+}
+
+/// How the bytes of the arena differ from those of a file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stored {
+    /// Not at all.
+    AsInFile,
+    /// Scales in tiles; the shapes are those of row-major scales.
+    ScaleTiles,
+    /// Blocks of a moment in eight bits, which is FP32 in a file. The rectangle begins at an element
+    /// of the first block.
+    Blocks { moment: moments::Moment, begin: usize },
 }
 
 impl Holding {
@@ -38,19 +51,84 @@ impl Holding {
         matches!(self.section, Section::Master | Section::MomentFirst | Section::MomentSecond)
     }
 
-    /// Returns the bytes in file order: scales in row-major order.
+    /// Bytes of the rectangle in a file.
+    pub(super) fn file_bytes(&self) -> usize {
+        match self.stored {
+            Stored::AsInFile | Stored::ScaleTiles => self.range.bytes,
+            Stored::Blocks { .. } => self.region.elements() * size_of::<f32>(),
+        }
+    }
+
+    /// Returns the file's bytes from those of the arena.
     pub(super) fn to_file<'a>(&self, data: &'a [u8]) -> Result<Cow<'a, [u8]>, TrainError> {
-        let (true, &[rows, blocks]) = (self.in_tiles, &self.whole[..]) else {
-            return Ok(Cow::Borrowed(data));
+        match (self.stored, &self.whole[..]) {
+            (Stored::Blocks { moment, begin }, _) => {
+                let values = decoded(data, moment);
+                let values = &values[begin..begin + self.region.elements()];
+                Ok(Cow::Owned(cast_slice(values).to_vec()))
+            }
+            (Stored::ScaleTiles, &[rows, blocks]) => {
+                let mut plain = vec![0; rows * blocks];
+                scale_tiles::from_tiles(data, rows, blocks, &mut plain)?;
+                Ok(Cow::Owned(plain))
+            }
+            _ => Ok(Cow::Borrowed(data)),
+        }
+    }
+
+    /// Returns the arena's bytes from those of a file, for state ([`Holding::is_state`]). `before`
+    /// reads the arena: other holdings may have elements in the first and last block.
+    pub(super) fn to_arena<'a>(
+        &self,
+        file: &'a [u8],
+        before: impl FnOnce(&mut [u8]) -> Result<(), TrainError>,
+    ) -> Result<Cow<'a, [u8]>, TrainError> {
+        let Stored::Blocks { moment, begin } = self.stored else {
+            return Ok(Cow::Borrowed(file));
         };
-        let mut plain = vec![0; rows * blocks];
-        scale_tiles::from_tiles(data, rows, blocks, &mut plain)?;
-        Ok(Cow::Owned(plain))
+        let mut bytes = vec![0; self.range.bytes];
+        before(&mut bytes)?;
+        let mut values = decoded(&bytes, moment);
+        let new: Vec<f32> = pod_collect_to_vec(file);
+        values[begin..begin + new.len()].copy_from_slice(&new);
+        let blocks = bytes.as_chunks_mut::<{ moments::BLOCK_BYTES }>().0;
+        for (values, block) in values.as_chunks::<{ moments::BLOCK }>().0.iter().zip(blocks) {
+            moments::encode(values, moment, &moments::NEAREST, block);
+        }
+        Ok(Cow::Owned(bytes))
     }
 }
 
+fn decoded(bytes: &[u8], moment: moments::Moment) -> Vec<f32> {
+    let blocks = bytes.as_chunks::<{ moments::BLOCK_BYTES }>().0;
+    let mut values = vec![0.0; blocks.len() * moments::BLOCK];
+    let places = values.as_chunks_mut::<{ moments::BLOCK }>().0;
+    for (block, values) in blocks.iter().zip(places) {
+        moments::decode(block, moment, values);
+    }
+    values
+}
+
+/// The bytes of some elements of a value, and their difference from a file's.
+fn place_of(value: &IrValue, section: Section, elements: Range<usize>) -> (ByteRange, Stored) {
+    let moment = match section {
+        Section::MomentFirst => moments::Moment::First,
+        _ => moments::Moment::Second,
+    };
+    let (units, bytes_each, stored) = match value.dtype {
+        DType::E4m3 => {
+            let units = elements.start / moments::BLOCK..elements.end.div_ceil(moments::BLOCK);
+            let begin = elements.start % moments::BLOCK;
+            (units, moments::BLOCK_BYTES, Stored::Blocks { moment, begin })
+        }
+        _ => (elements, size_of::<f32>(), Stored::AsInFile),
+    };
+    let offset = value.range.offset + units.start * bytes_each;
+    (ByteRange { offset, bytes: units.len() * bytes_each }, stored)
+}
+
 /// Type and shape of a value in a file. A byte holds two elements of four bits.
-fn stored(value: &IrValue) -> (CkptDtype, Vec<usize>) {
+fn type_in_file(value: &IrValue) -> (CkptDtype, Vec<usize>) {
     let dtype = match value.dtype {
         DType::F32 => CkptDtype::F32,
         DType::Bf16 => CkptDtype::Bf16,
@@ -83,15 +161,17 @@ pub(super) fn holdings(program: &Program, parallel: Parallel, rank: usize) -> Ve
         let moments = moments.map(|(it, id, section)| (it.name_of(&state.name), id, section));
         for (name, id, section) in [master].into_iter().chain(moments) {
             let Some(id) = id else { continue };
-            let value = program.value(id);
+            let shape = &program.value(state.master).shape;
+            let elements = 0..shape.iter().product();
+            let (range, stored) = place_of(program.value(id), section, elements);
             all.push(Holding {
                 name,
                 section,
                 dtype: CkptDtype::F32,
                 whole: program.whole_shape(state),
-                region: in_whole(state, &value.shape, Region::whole(&value.shape)),
-                range: value.range,
-                in_tiles: false,
+                region: in_whole(state, shape, Region::whole(shape)),
+                range,
+                stored,
             });
         }
     }
@@ -118,19 +198,20 @@ fn add_slices(program: &Program, parallel: Parallel, rank: usize, all: &mut Vec<
             ];
             let moments = moments.map(|(it, id, section)| (it.name_of(&state.name), id, section));
             for (name, id, section) in master.into_iter().chain(moments) {
-                let mut begin = program.value(id).range.offset + of_slice.start * size_of::<f32>();
+                let mut begin = of_slice.start;
                 for region in Region::of_range(&value.shape, of_parameter.clone()) {
-                    let bytes = region.elements() * size_of::<f32>();
+                    let elements = begin..begin + region.elements();
+                    begin = elements.end;
+                    let (range, stored) = place_of(program.value(id), section, elements);
                     all.push(Holding {
                         name: name.clone(),
                         section,
                         dtype: CkptDtype::F32,
                         whole: program.whole_shape(state),
                         region: in_whole(state, &value.shape, region),
-                        range: ByteRange { offset: begin, bytes },
-                        in_tiles: false,
+                        range,
+                        stored,
                     });
-                    begin += bytes;
                 }
             }
         }
@@ -173,8 +254,8 @@ fn add_copies(program: &Program, all: &mut Vec<Holding>) {
             Section::Scales => value.link.and_then(|link| plain_shape(program, link)),
             _ => None,
         };
-        let (dtype, shape) = stored(value);
-        let in_tiles = plain.is_some();
+        let (dtype, shape) = type_in_file(value);
+        let stored = if plain.is_some() { Stored::ScaleTiles } else { Stored::AsInFile };
         let shape = plain.unwrap_or(shape);
         all.push(Holding {
             name: value.name.clone(),
@@ -183,7 +264,7 @@ fn add_copies(program: &Program, all: &mut Vec<Holding>) {
             region: Region::whole(&shape),
             whole: shape,
             range: value.range,
-            in_tiles,
+            stored,
         });
     }
 }

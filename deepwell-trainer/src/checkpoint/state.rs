@@ -40,6 +40,7 @@ impl State {
         identity: &RunIdentity,
     ) -> Result<State, TrainError> {
         let (applied, skipped) = engine.applied_steps()?;
+        let last_norm = engine.last_norm()?;
         Ok(State {
             step: position.step,
             plan: to_json(engine.plan()),
@@ -54,6 +55,7 @@ impl State {
                 "settings": to_json(settings),
                 "applied_steps": applied,
                 "skipped_steps": skipped,
+                "grad_norm_bits": last_norm.to_bits(),
                 "version": env!("CARGO_PKG_VERSION"),
             }),
         })

@@ -171,14 +171,10 @@ impl Engine {
             buffer.resize(self.program().whole_shape(&state).iter().product(), 0.0);
             init::fill(init, seed, &state.name, &mut buffer);
             self.write_part(state.master, cast_slice(&buffer))?;
-            buffer.clear();
-            buffer.resize(self.program().value(state.master).elements(), 0.0);
-            for moment in [state.first_moment, state.second_moment].into_iter().flatten() {
-                self.write_value(moment, cast_slice(&buffer))?;
-            }
         }
-        self.clear_moment_slices()?;
+        self.clear_moments()?;
         self.rounding_seed = seed;
+        self.set_last_norm(0.0)?;
         self.set_applied_steps(0, 0)
     }
 
@@ -226,6 +222,22 @@ impl Engine {
         self.steps_begun = applied + skipped;
         let counters = self.program().host.counters;
         counters.map_or(Ok(()), |id| self.write_value(id, cast_slice(&[applied, skipped])))
+    }
+
+    /// Sets the gradient norm of the last step, by which updates in the backward pass clip; 0 does
+    /// not clip.
+    pub(crate) fn set_last_norm(&mut self, norm: f32) -> Result<(), TrainError> {
+        let id = self.program().host.grad_norm;
+        id.map_or(Ok(()), |id| self.write_value(id, &norm.to_le_bytes()))
+    }
+
+    /// Reads the gradient norm of the last step.
+    pub(crate) fn last_norm(&mut self) -> Result<f32, TrainError> {
+        let mut bytes = [0; 4];
+        if let Some(id) = self.program().host.grad_norm {
+            self.read_value(id, &mut bytes)?;
+        }
+        Ok(f32::from_le_bytes(bytes))
     }
 
     /// Sets the seed of stochastic rounding, which [`Engine::initialize`] sets too.

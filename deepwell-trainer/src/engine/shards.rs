@@ -56,13 +56,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes zeros to this rank's slices of the moments.
-    pub(super) fn clear_moment_slices(&mut self) -> Result<(), TrainError> {
-        for shard in self.program().shards.clone() {
-            let zeros = vec![0f32; self.program().value(shard.master).elements()];
-            for moment in Moment::ALL {
-                self.write_value(moment.slice_of(&shard), cast_slice(&zeros))?;
-            }
+    /// Writes zeros to this rank's moments, whole ones and slices. Bytes of zeros are zeros in every
+    /// format.
+    pub(crate) fn clear_moments(&mut self) -> Result<(), TrainError> {
+        let program = self.program();
+        let of_state = |state: &ParameterState| [state.first_moment, state.second_moment];
+        let whole = program.parameters.iter().flat_map(of_state).flatten();
+        let slices =
+            program.shards.iter().flat_map(|shard| Moment::ALL.map(|it| it.slice_of(shard)));
+        for moment in whole.chain(slices).collect::<Vec<ValueId>>() {
+            let zeros = vec![0u8; self.program().value(moment).range.bytes];
+            self.write_value(moment, &zeros)?;
         }
         Ok(())
     }

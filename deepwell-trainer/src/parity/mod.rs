@@ -31,6 +31,8 @@ pub(crate) use seed_runs::SeedRuns;
 pub use statistics::{Estimate, KnownDeviation};
 pub use verdict::{Check, CheckStatus, GAP_TOLERANCE_REL, Verdict};
 
+use deepwell_ir::ops::MomentFormat;
+use deepwell_plan::OptimizerSpec;
 use runs::{FinishedRun, train_in_child};
 use verdict::{Judgement, Pair, Question, judge};
 
@@ -157,6 +159,11 @@ fn train_until(
             policy: None,
             fallback: None,
             audit: false,
+            optimizer: OptimizerSpec {
+                moments: MomentFormat::Fp32,
+                in_backward: false,
+                ..low_precision.optimizer.clone()
+            },
             ..low_precision.clone()
         };
         let control = Settings { perturb_weights_seed: Some(seed), ..bf16.clone() };

@@ -33,29 +33,40 @@ struct Parameter {
     uint64 elements;
     uint64 first_chunk;
     float weight_decay;
-    uint32 unused;
+    uint32 index;  // unused: moments in FP32 are not rounded stochastically
 };
 
 static_assert(sizeof(Parameter) == 64, "the host writes this layout");
 
 // Computes the coefficients of a step and counts the step, in one thread. grad_norm [1], schedule
 // [2] (learning rate, largest norm), counters [2] (applied steps, skipped steps).
+//
+// With sums of squares [sum_count] the coefficients are those of one bucket: the norm is that of the
+// step before and clips only if it is finite, a sum that is not finite skips the bucket, and the
+// step is not counted.
 extern "C" __global__ void __launch_bounds__(32)
     adamw_coefficients(const float* __restrict__ grad_norm, const float* __restrict__ schedule,
                        uint64* counters, float beta1, float beta2, float eps,
-                       AdamwCoefficients* coefficients) {
+                       AdamwCoefficients* coefficients, const double* __restrict__ sums,
+                       uint32 sum_count) {
     if (threadIdx.x > 0) {
         return;
     }
-    const double norm = *grad_norm;
+    bool is_finite = fabsf(*grad_norm) < __uint_as_float(0x7f800000u);
+    const double norm = sums != nullptr && !is_finite ? 0.0 : *grad_norm;
+    if (sums != nullptr) {
+        is_finite = true;
+        for (uint32 i = 0; i < sum_count; ++i) {
+            is_finite &= sums[i] < __longlong_as_double(0x7ff0000000000000ll);
+        }
+    }
     const double learning_rate = schedule[0];
     const double norm_max = schedule[1];
     const double wide_beta1 = beta1;
     const double wide_beta2 = beta2;
     const double t = static_cast<double>(counters[0] + 1);
-    const bool is_finite = fabsf(*grad_norm) < __uint_as_float(0x7f800000u);
     AdamwCoefficients c;
-    c.applies = is_finite ? 1.0f : 0.0f;
+    c.step = is_finite ? static_cast<float>(t) : 0.0f;
     c.learning_rate = schedule[0];
     c.clip = static_cast<float>(fmin(norm_max / (norm + 1e-6), 1.0));
     c.one_minus_beta1 = static_cast<float>(1.0 - wide_beta1);
@@ -65,7 +76,9 @@ extern "C" __global__ void __launch_bounds__(32)
     c.root_correction = static_cast<float>(1.0 / sqrt(1.0 - pow(wide_beta2, t)));
     c.eps = eps;
     *coefficients = c;
-    counters[is_finite ? 0 : 1] += 1;
+    if (sums == nullptr) {
+        counters[is_finite ? 0 : 1] += 1;
+    }
 }
 
 // table [parameters], one CTA per chunk; coefficients [1].
@@ -73,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     adamw(const Parameter* __restrict__ table, uint32 parameters,
           const AdamwCoefficients* __restrict__ coefficients) {
     const AdamwCoefficients c = *coefficients;
-    if (c.applies == 0.0f) {
+    if (c.step == 0.0f) {
         return;
     }
     const uint64 chunk = blockIdx.x;

@@ -6,9 +6,10 @@
 //! `torch.nn.utils.clip_grad_norm_`.
 
 use deepwell_ir::Op;
-use deepwell_ir::ops::{AdamW, AdamWCoefficients};
+use deepwell_ir::ops::{AdamW, AdamWCoefficients, MomentFormat};
 use rayon::prelude::*;
 
+use super::fp8;
 use crate::KernelError;
 use crate::runtime::cpu::arena::{In, Out};
 use crate::runtime::cpu::operands::{Operands, Run};
@@ -67,8 +68,9 @@ pub struct StepOutcome {
 
 /// Scalars in the form that the loop over elements uses, see [`AdamWCoefficients`].
 #[derive(Clone, Copy)]
-struct Coefficients {
-    applies: f32,
+pub(super) struct Coefficients {
+    /// From 1; 0 if the step is skipped.
+    step: f32,
     learning_rate: f32,
     clip: f32,
     one_minus_beta1: f32,
@@ -85,7 +87,7 @@ impl Coefficients {
         let StepScalars { learning_rate, beta1, beta2, eps, .. } = *scalars;
         let step = scalars.step as f64;
         Coefficients {
-            applies: if scalars.grad_norm.is_finite() { 1.0 } else { 0.0 },
+            step: if scalars.grad_norm.is_finite() { step as f32 } else { 0.0 },
             learning_rate: learning_rate as f32,
             clip: scalars.clip_factor(),
             one_minus_beta1: (1.0 - beta1) as f32,
@@ -97,10 +99,15 @@ impl Coefficients {
         }
     }
 
+    /// Number of the step, from 1.
+    pub(super) fn step(&self) -> u64 {
+        self.step as u64
+    }
+
     /// Returns the scalars in the order of the op's output.
     fn to_array(self) -> [f32; AdamWCoefficients::COUNT] {
         [
-            self.applies,
+            self.step,
             self.learning_rate,
             self.clip,
             self.one_minus_beta1,
@@ -112,11 +119,11 @@ impl Coefficients {
         ]
     }
 
-    fn from_array(array: [f32; AdamWCoefficients::COUNT]) -> Coefficients {
-        let [applies, learning_rate, clip, one_minus_beta1, ..] = array;
+    pub(super) fn from_array(array: [f32; AdamWCoefficients::COUNT]) -> Coefficients {
+        let [step, learning_rate, clip, one_minus_beta1, ..] = array;
         let [.., beta2, one_minus_beta2, step_size, root_correction, eps] = array;
         Coefficients {
-            applies,
+            step,
             learning_rate,
             clip,
             one_minus_beta1,
@@ -129,7 +136,7 @@ impl Coefficients {
     }
 
     /// Factor of weight decay on a weight.
-    fn decay(&self, weight_decay: f64) -> f32 {
+    pub(super) fn decay(&self, weight_decay: f64) -> f32 {
         (1.0 - f64::from(self.learning_rate) * weight_decay) as f32
     }
 }
@@ -157,7 +164,7 @@ pub fn adamw(tensors: &mut [AdamwTensor<'_>], scalars: &StepScalars) -> StepOutc
         assert_eq!(tensor.v.len(), len, "`v` of tensor {index} differs in length");
     }
     let coefficients = Coefficients::new(scalars);
-    if coefficients.applies == 0.0 {
+    if coefficients.step == 0.0 {
         return StepOutcome { skipped: true };
     }
     tensors.par_iter_mut().for_each(|tensor| apply(tensor, coefficients));
@@ -181,7 +188,7 @@ fn apply(tensor: &mut AdamwTensor<'_>, c: Coefficients) {
 }
 
 #[inline(always)]
-fn update(
+pub(super) fn update(
     param: &mut [f32],
     grad: &[f32],
     m: &mut [f32],
@@ -204,35 +211,75 @@ pub(super) fn prepare_coefficients(operands: &Operands<'_>, op: &Op) -> Result<R
     let Op::AdamWCoefficients(op) = op else { return Err(operands.unknown_kernel()) };
     let norm = operands.input::<f32>(0)?;
     let schedule = operands.input::<f32>(1)?;
+    let scalars =
+        |op: &AdamWCoefficients, schedule: &[f32], applied: u64, grad_norm: f32| StepScalars {
+            learning_rate: f64::from(schedule[0]),
+            beta1: f64::from(op.beta1),
+            beta2: f64::from(op.beta2),
+            eps: f64::from(op.eps),
+            max_grad_norm: f64::from(schedule[1]),
+            step: applied + 1,
+            grad_norm,
+        };
+    let op = op.clone();
+    if op.of_bucket {
+        let counters = operands.input::<u64>(2)?;
+        let sums = operands.input::<u64>(3)?;
+        let coefficients = operands.target::<f32>(4)?;
+        return Ok(Box::new(move |arena| {
+            let (norm, applied) = (norm.of(arena)[0], counters.of(arena)[0]);
+            // A norm of zero does not clip.
+            let norm = if norm.is_finite() { norm } else { 0.0 };
+            let mut made = Coefficients::new(&scalars(&op, schedule.of(arena), applied, norm));
+            if !sums.of(arena).iter().all(|&sum| f64::from_bits(sum).is_finite()) {
+                made.step = 0.0;
+            }
+            coefficients.of(arena).copy_from_slice(&made.to_array());
+            Ok(())
+        }));
+    }
     let counters = operands.target::<u64>(2)?;
     let coefficients = operands.target::<f32>(3)?;
-    let beta1 = f64::from(op.beta1);
-    let beta2 = f64::from(op.beta2);
-    let eps = f64::from(op.eps);
     Ok(Box::new(move |arena| {
-        let (grad_norm, schedule) = (norm.of(arena)[0], schedule.of(arena));
+        let grad_norm = norm.of(arena)[0];
         let counters = counters.of(arena);
-        let made = Coefficients::new(&StepScalars {
-            learning_rate: f64::from(schedule[0]),
-            beta1,
-            beta2,
-            eps,
-            max_grad_norm: f64::from(schedule[1]),
-            step: counters[0] + 1,
-            grad_norm,
-        });
-        counters[if made.applies == 0.0 { 1 } else { 0 }] += 1;
+        let made = Coefficients::new(&scalars(&op, schedule.of(arena), counters[0], grad_norm));
+        counters[if made.step == 0.0 { 1 } else { 0 }] += 1;
         coefficients.of(arena).copy_from_slice(&made.to_array());
         Ok(())
     }))
 }
 
 struct Parameter {
+    /// Among the parameters of the program.
+    index: usize,
     gradient: In<f32>,
     master: Out<f32>,
-    first_moment: Out<f32>,
-    second_moment: Out<f32>,
+    moments: Moments,
     weight_decay: f64,
+}
+
+/// First and second moment.
+enum Moments {
+    Fp32([Out<f32>; 2]),
+    Fp8([Out<u8>; 2]),
+}
+
+impl Moments {
+    fn of(
+        operands: &Operands<'_>,
+        first: usize,
+        format: MomentFormat,
+    ) -> Result<Moments, KernelError> {
+        Ok(match format {
+            MomentFormat::Fp32 => {
+                Moments::Fp32([operands.target(first)?, operands.target(first + 1)?])
+            }
+            MomentFormat::Fp8 => {
+                Moments::Fp8([operands.target_bytes(first)?, operands.target_bytes(first + 1)?])
+            }
+        })
+    }
 }
 
 pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
@@ -253,10 +300,10 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
         .map(|(index, &weight_decay)| {
             let at = AdamW::LEADING_OPERANDS + index * AdamW::OPERANDS_PER_PARAMETER;
             Ok(Parameter {
+                index: op.parameters.start + index,
                 gradient: operands.input(at)?,
                 master: operands.target(at + 1)?,
-                first_moment: operands.target(at + 2)?,
-                second_moment: operands.target(at + 3)?,
+                moments: Moments::of(operands, at + 2, op.moments)?,
                 weight_decay: f64::from(weight_decay),
             })
         })
@@ -265,18 +312,24 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
         let coefficients: &[f32; AdamWCoefficients::COUNT] =
             coefficients.of(arena).try_into().map_err(|_| "expected nine coefficients")?;
         let coefficients = Coefficients::from_array(*coefficients);
-        if coefficients.applies == 0.0 {
+        if coefficients.step == 0.0 {
             return Ok(());
         }
         for parameter in &parameters {
-            let mut tensor = AdamwTensor {
-                param: parameter.master.of(arena),
-                grad: parameter.gradient.of(arena),
-                m: parameter.first_moment.of(arena),
-                v: parameter.second_moment.of(arena),
-                weight_decay: parameter.weight_decay,
-            };
-            apply(&mut tensor, coefficients);
+            let (param, grad) = (parameter.master.of(arena), parameter.gradient.of(arena));
+            let weight_decay = parameter.weight_decay;
+            match &parameter.moments {
+                Moments::Fp32([first, second]) => {
+                    let (m, v) = (first.of(arena), second.of(arena));
+                    let mut tensor = AdamwTensor { param, grad, m, v, weight_decay };
+                    apply(&mut tensor, coefficients);
+                }
+                Moments::Fp8([first, second]) => {
+                    let moments = [first.of(arena), second.of(arena)];
+                    let decay = coefficients.decay(weight_decay);
+                    fp8::apply(param, grad, moments, parameter.index, decay, coefficients);
+                }
+            }
         }
         copies.iter().try_for_each(|copy| copy(arena))
     }))

@@ -1,12 +1,12 @@
-//! `adamw.cu`: one thread computes a step's coefficients, and one launch updates a bucket. Another
+//! `adamw.cu` and `adamw_fp8.cu`: one thread computes a step's coefficients, and one launch updates a bucket. Another
 //! launch updates the parameters of the bucket that are quantized in the same pass.
 
-use deepwell_ir::ops::{AdamW, AdamWCoefficients, Cast, CopyKind};
+use deepwell_ir::ops::{AdamW, AdamWCoefficients, Cast, CopyKind, MomentFormat};
 use deepwell_ir::{DType, KernelRequest, Op};
 
 use super::squares::{self, Squares};
 use crate::KernelError;
-use crate::runtime::cuda::driver::Argument;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
 use crate::runtime::cuda::launch::tensor_list::{TensorList, f32_operand};
 use crate::runtime::cuda::prepare::{CallView, Device, Step};
 use crate::runtime::cuda::spec::{CudaKernelSpec, takes_all};
@@ -52,23 +52,36 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 pub(super) fn parameter_operands(
     call: &CallView<'_>,
     parameter: usize,
+    moments: MomentFormat,
 ) -> Result<(Vec<u64>, usize), KernelError> {
-    let first = AdamW::LEADING_OPERANDS + parameter * AdamW::OPERANDS_PER_PARAMETER;
-    let operands = (first..first + AdamW::OPERANDS_PER_PARAMETER)
-        .map(|index| f32_operand(call, index))
-        .collect::<Result<Vec<_>, _>>()?;
-    let elements = operands[0].1;
-    if let Some((_, other)) = operands.iter().find(|(_, other)| *other != elements) {
+    let gradient = AdamW::LEADING_OPERANDS + parameter * AdamW::OPERANDS_PER_PARAMETER;
+    let (address, elements) = f32_operand(call, gradient)?;
+    let (master, other) = f32_operand(call, gradient + 1)?;
+    if other != elements {
         return Err(call.refuse(format!(
             "parameter {parameter}: expected {elements} elements as in its gradient, got {other}"
         )));
     }
-    Ok((operands.iter().map(|(address, _)| *address).collect(), elements))
+    let mut addresses = vec![address, master];
+    let (dtype, shape) = moments.stored(&[elements]);
+    let stored = shape.iter().product::<usize>();
+    for index in [gradient + 2, gradient + 3] {
+        let moment = call.operand(index);
+        if (moment.dtype, moment.elements()) != (dtype, stored) {
+            return Err(call.refuse(format!(
+                "parameter {parameter}: expected moments of {stored} {dtype}, got {} {}",
+                moment.elements(),
+                moment.dtype
+            )));
+        }
+        addresses.push(moment.pointer.0);
+    }
+    Ok((addresses, elements))
 }
 
 /// Splits the parameters into the table
-/// `{gradient, master, first moment, second moment, copy, elements, first chunk, decay}` of those
-/// that are not quantized, and the quantized ones.
+/// `{gradient, master, first moment, second moment, copy, elements, first chunk, decay and index}`
+/// of those that are not quantized, and the quantized ones.
 fn tables(
     call: &CallView<'_>,
     device: &mut Device<'_>,
@@ -82,12 +95,13 @@ fn tables(
     let mut squares = Squares::default();
     for (parameter, (&decay, copy)) in op.weight_decay.iter().zip(copies).enumerate() {
         if let Some((CopyKind::Quantize(quantize), first)) = copy {
-            squares.push(call, device, (parameter, decay), quantize, first)?;
+            squares.push(call, device, op, parameter, (quantize, first))?;
             continue;
         }
-        let (mut addresses, elements) = parameter_operands(call, parameter)?;
+        let (mut addresses, elements) = parameter_operands(call, parameter, op.moments)?;
         addresses.push(copy.map_or(0, |(_, output)| call.operand(output).pointer.0));
-        list.push(&addresses, elements, &[u64::from(decay.to_bits())]);
+        let index = (op.parameters.start + parameter) as u64;
+        list.push(&addresses, elements, &[index << 32 | u64::from(decay.to_bits())]);
     }
     Ok((list, squares))
 }
@@ -111,6 +125,10 @@ fn prepare_coefficients(
         return Err(call.refuse("expected the coefficients of AdamW"));
     };
     let function = device.function("adamw", "adamw_coefficients", 0)?;
+    let (sums, sum_count) = match op.of_bucket {
+        true => (call.operand(3).argument(), call.operand(3).elements()),
+        false => (Argument::Pointer(DevicePtr(0)), 0),
+    };
     let arguments = vec![
         small_operand(call, 0, 1)?,
         small_operand(call, 1, 2)?,
@@ -118,7 +136,9 @@ fn prepare_coefficients(
         Argument::F32(op.beta1),
         Argument::F32(op.beta2),
         Argument::F32(op.eps),
-        small_operand(call, 3, AdamWCoefficients::COUNT)?,
+        small_operand(call, 3 + usize::from(op.of_bucket), AdamWCoefficients::COUNT)?,
+        sums,
+        Argument::U32(sum_count as u32),
     ];
     Ok(vec![Device::launch(function, 1, COEFFICIENTS_THREADS, 0, arguments)])
 }
@@ -139,7 +159,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
                 list.chunks()
             )));
         };
-        let function = device.function("adamw", "adamw", 0)?;
+        let name = match op.moments {
+            MomentFormat::Fp32 => "adamw",
+            MomentFormat::Fp8 => "adamw_fp8",
+        };
+        let function = device.function(name, name, 0)?;
         let arguments = vec![
             Argument::Pointer(device.constant(list.bytes())?),
             Argument::U32(list.tensors() as u32),
@@ -147,6 +171,6 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         ];
         steps.push(Device::launch(function, ctas, THREADS, 0, arguments));
     }
-    steps.extend(squares.step(call, device, coefficients()?)?);
+    steps.extend(squares.step(call, device, op.moments, coefficients()?)?);
     Ok(steps)
 }

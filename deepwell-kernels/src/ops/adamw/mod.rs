@@ -3,6 +3,7 @@
 
 pub mod cpu;
 mod cuda;
+pub mod fp8;
 pub mod oracle;
 mod squares;
 

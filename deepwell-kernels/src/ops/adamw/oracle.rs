@@ -59,7 +59,7 @@ pub fn step(param: &[f64], grad: &[f64], m: &[f64], v: &[f64], s: &Settings) -> 
 pub fn coefficients(s: &Settings) -> [f64; AdamWCoefficients::COUNT] {
     let t = s.step as f64;
     [
-        if s.grad_norm.is_finite() { 1.0 } else { 0.0 },
+        if s.grad_norm.is_finite() { t } else { 0.0 },
         s.learning_rate,
         (s.max_grad_norm / (s.grad_norm + 1e-6)).min(1.0),
         1.0 - s.beta1,
@@ -71,6 +71,17 @@ pub fn coefficients(s: &Settings) -> [f64; AdamWCoefficients::COUNT] {
     ]
 }
 
+/// [`coefficients`] of one bucket that is updated before the norm is known: `grad_norm` is that of
+/// the step before, `sums` are the sums of squares of the bucket's gradients.
+pub fn bucket_coefficients(s: &Settings, sums: &[f64]) -> [f64; AdamWCoefficients::COUNT] {
+    let grad_norm = if s.grad_norm.is_finite() { s.grad_norm } else { 0.0 };
+    let mut made = coefficients(&Settings { grad_norm, ..*s });
+    if sums.iter().any(|sum| !sum.is_finite()) {
+        made[0] = 0.0;
+    }
+    made
+}
+
 /// [`step`] of one tensor from coefficients; a skipped step returns its inputs.
 pub fn update(
     param: &[f64],
@@ -80,8 +91,8 @@ pub fn update(
     coefficients: &[f64; AdamWCoefficients::COUNT],
     weight_decay: f64,
 ) -> Updated {
-    let [applies, rate, clip, blend1, beta2, blend2, step_size, correction, eps] = *coefficients;
-    if applies == 0.0 {
+    let [number, rate, clip, blend1, beta2, blend2, step_size, correction, eps] = *coefficients;
+    if number == 0.0 {
         return Updated { param: param.to_vec(), m: m.to_vec(), v: v.to_vec() };
     }
     let mut updated = Updated { param: Vec::new(), m: Vec::new(), v: Vec::new() };

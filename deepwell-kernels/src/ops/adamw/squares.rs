@@ -1,6 +1,6 @@
 //! `adamw_quantize.cu`: parameters that are quantized in squares as they are updated.
 
-use deepwell_ir::ops::{AdamW, Axis, Quantize};
+use deepwell_ir::ops::{AdamW, Axis, MomentFormat, Quantize};
 use deepwell_ir::{DType, OperandType};
 
 use super::cuda::parameter_operands;
@@ -51,11 +51,11 @@ impl Squares {
         &mut self,
         call: &CallView<'_>,
         device: &mut Device<'_>,
-        (parameter, weight_decay): (usize, f32),
-        quantize: &Quantize,
-        first: usize,
+        op: &AdamW,
+        parameter: usize,
+        (quantize, first): (&Quantize, usize),
     ) -> Result<(), KernelError> {
-        let (addresses, _) = parameter_operands(call, parameter)?;
+        let (addresses, _) = parameter_operands(call, parameter, op.moments)?;
         let shape = call.operand(AdamW::master(parameter)).shape;
         let Some((matrices, [rows, columns])) = matrices_of(&shape) else {
             return Err(call.refuse(format!(
@@ -78,7 +78,8 @@ impl Squares {
             statistics,
             self.squares as u64,
             pair(rows, columns as u32),
-            pair(squares, weight_decay.to_bits()),
+            pair(squares, op.weight_decay[parameter].to_bits()),
+            (op.parameters.start + parameter) as u64,
         ]);
         self.parameters += 1;
         self.squares += squares;
@@ -90,6 +91,7 @@ impl Squares {
         &self,
         call: &CallView<'_>,
         device: &mut Device<'_>,
+        moments: MomentFormat,
         coefficients: Argument,
     ) -> Result<Option<Step>, KernelError> {
         if self.squares == 0 {
@@ -101,7 +103,11 @@ impl Squares {
             let got = self.squares;
             return Err(call.refuse(format!("expected at most {most} squares, got {got}")));
         };
-        let function = device.function("adamw_quantize", "adamw_quantize", SHARED_BYTES)?;
+        let name = match moments {
+            MomentFormat::Fp32 => "adamw_quantize",
+            MomentFormat::Fp8 => "adamw_quantize_fp8",
+        };
+        let function = device.function("adamw_quantize", name, SHARED_BYTES)?;
         let arguments = vec![
             Argument::Pointer(device.constant(bytemuck::cast_slice(&self.words))?),
             Argument::U32(self.parameters),

@@ -44,6 +44,7 @@ impl Lowering<'_> {
                 self.build.node(node)?;
                 self.scatter_after(at)?;
                 self.sum_after(at)?;
+                self.update_after(at)?;
             }
         }
         Ok(())

@@ -135,14 +135,16 @@ fn update_s(rank: &RankContext<'_>, node: &Node, kinds: &[CopyKind]) -> Result<f
     let copies: Vec<WeightCopy> =
         kinds.iter().map(|kind| WeightCopy { parameter: 0, kind: kind.clone() }).collect();
     let coefficients = OperandType { dtype: DType::F32, shape: vec![AdamWCoefficients::COUNT] };
-    let mut operands = vec![coefficients];
-    operands.extend(vec![weight.clone(); AdamW::OPERANDS_PER_PARAMETER]);
+    let moments = rank.plan.optimizer.moments;
+    let (dtype, shape) = moments.stored(&weight.shape);
+    let moment = OperandType { dtype, shape };
+    let mut operands = vec![coefficients, weight.clone(), weight.clone(), moment.clone(), moment];
     let input_count = operands.len();
     for copy in &copies {
         // Copies without a valid request have no kernel.
         operands.extend(copy.outputs_of(&weight).map_err(|_| Vec::new())?);
     }
-    let op = Op::from(AdamW { parameters: 0..1, weight_decay: vec![0.0], copies });
+    let op = Op::from(AdamW { parameters: 0..1, weight_decay: vec![0.0], copies, moments });
     let request = KernelRequest { op: &op, operands: &operands, input_count };
     match rank.catalog.predicted_s(&request, rank.target) {
         Some(predicted_s) => Ok(predicted_s),

@@ -13,6 +13,7 @@ use super::handover;
 use super::parameters::Parameters;
 use super::place_values::place_values;
 use super::rank::RankContext;
+use super::update_in_backward::UpdatesInBackward;
 use super::zero::Zero;
 use crate::PlanError;
 
@@ -35,6 +36,8 @@ pub(super) struct Lowering<'a> {
     pub(super) reduction: OverlappedReduction,
     /// Weight copies written by the optimizer.
     pub(super) update_copies: UpdateCopies,
+    /// Updates before the optimizer's body.
+    pub(super) updates: UpdatesInBackward,
 }
 
 /// The buckets summed during the backward pass. With sharded optimizer state these are the buckets
@@ -79,6 +82,7 @@ impl<'a> Lowering<'a> {
             zero: Zero::default(),
             reduction: OverlappedReduction::default(),
             update_copies: UpdateCopies::default(),
+            updates: UpdatesInBackward::default(),
         }
     }
 

@@ -27,6 +27,7 @@ mod stage;
 mod streams;
 mod tensor;
 mod train;
+mod update_in_backward;
 mod zero;
 
 pub use self::evaluation::lower_evaluation;

@@ -18,6 +18,9 @@ use crate::{OptimizerSpec, Plan, PlanError};
 impl Lowering<'_> {
     /// Lowers the optimizer to a body.
     pub(super) fn optimizer(&mut self, plan: &Plan) -> Result<(), PlanError> {
+        if self.rank.updates_in_backward() {
+            return self.end_of_updates(plan);
+        }
         self.update_copies = UpdateCopies::plan(&self.rank, &self.parameters);
         self.sum_shared_gradients()?;
         self.sum_over_tensor_ranks()?;
@@ -38,6 +41,15 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// The optimizer's body after updates in the backward pass: the norm, and the count of the step.
+    fn end_of_updates(&mut self, plan: &Plan) -> Result<(), PlanError> {
+        self.norm_of_updates()?;
+        let coefficients = self.coefficients(self.build.host.grad_norm, plan)?;
+        self.update_selection_biases(plan.optimizer.selection_bias_rate, coefficients)?;
+        self.build.end_body(Phase::Optimizer, 0);
+        Ok(())
+    }
+
     /// Computes the coefficients of this step's update from the norm, the learning rate and the
     /// number of steps.
     fn coefficients(&mut self, norm: Option<ValueId>, plan: &Plan) -> Result<ValueId, PlanError> {
@@ -49,7 +61,7 @@ impl Lowering<'_> {
         let of_host = [norm.map(read), host.schedule.map(read), host.counters.map(update)];
         let inputs = of_host.into_iter().flatten().collect();
         let OptimizerSpec { beta1, beta2, eps, .. } = plan.optimizer;
-        let op = AdamWCoefficients { beta1, beta2, eps };
+        let op = AdamWCoefficients { beta1, beta2, eps, of_bucket: false };
         self.build.optimizer_call(name, op.into(), inputs, vec![write(coefficients)])?;
         Ok(coefficients)
     }
@@ -77,7 +89,8 @@ impl Lowering<'_> {
                 let decays = self.parameters.decays[index];
                 weight_decay.push(if decays { plan.optimizer.weight_decay } else { 0.0 });
             }
-            let op = AdamW { parameters: bucket, weight_decay, copies };
+            let moments = plan.optimizer.moments;
+            let op = AdamW { parameters: bucket, weight_decay, copies, moments };
             let name = format!("adamw.{number}");
             self.build.optimizer_call(&name, op.into(), operands, outputs)?;
         }

@@ -66,7 +66,11 @@ impl Parameters {
                 let is_there = column == 0 || !self.is_counted[index];
                 columns[column].push(is_there.then(|| {
                     let name = format!("{prefix}{name}");
-                    build.add(name, DType::F32, shape.clone(), MemoryKind::Optimizer)
+                    let (dtype, shape) = match column {
+                        0 => (DType::F32, shape.clone()),
+                        _ => rank.plan.optimizer.moments.stored(shape),
+                    };
+                    build.add(name, dtype, shape, MemoryKind::Optimizer)
                 }));
             }
         }
@@ -79,7 +83,11 @@ impl Parameters {
             build.store(*id, master);
             let gradient = gradients.get(id).map(|&gradient| {
                 let name = format!("grad.{name}");
-                let value = build.add(name, DType::F32, shape.clone(), MemoryKind::Gradients);
+                let memory = match rank.updates_in_backward() && !self.is_counted[index] {
+                    true => MemoryKind::Activations,
+                    false => MemoryKind::Gradients,
+                };
+                let value = build.add(name, DType::F32, shape.clone(), memory);
                 build.store(gradient, value);
                 value
             });
@@ -104,13 +112,16 @@ impl Parameters {
     ) {
         let tensor = rank.graph.tensor(id);
         let (name, shape) = (tensor.name.clone(), tensor.shape.bind(&rank.binding));
-        let mut add = |prefix: &str, memory| {
-            build.add(format!("{prefix}{name}"), DType::F32, shape.clone(), memory)
+        let mut add = |prefix: &str, (dtype, shape): (DType, Vec<usize>), memory| {
+            build.add(format!("{prefix}{name}"), dtype, shape, memory)
         };
-        let master = add("", MemoryKind::Optimizer);
-        let gradient = counts.map(|_| add("grad.", MemoryKind::Gradients));
-        let [first_moment, second_moment] = ["moment1.", "moment2."]
-            .map(|prefix| counts.is_none().then(|| add(prefix, MemoryKind::Optimizer)));
+        let whole = || (DType::F32, shape.clone());
+        let master = add("", whole(), MemoryKind::Optimizer);
+        let gradient = counts.map(|_| add("grad.", whole(), MemoryKind::Gradients));
+        let stored = rank.plan.optimizer.moments.stored(&shape);
+        let [first_moment, second_moment] = ["moment1.", "moment2."].map(|prefix| {
+            counts.is_none().then(|| add(prefix, stored.clone(), MemoryKind::Optimizer))
+        });
         build.store(id, master);
         for (counts, gradient) in counts.into_iter().zip(gradient) {
             build.store(counts, gradient);

@@ -172,7 +172,7 @@ impl<'a> RankContext<'a> {
 }
 
 /// The parameter from which each copy is made.
-fn parents(graph: &Graph) -> HashMap<TensorId, TensorId> {
+pub(super) fn parents(graph: &Graph) -> HashMap<TensorId, TensorId> {
     let mut parents = HashMap::new();
     for node in graph.nodes.iter().filter(|node| node.phase == Phase::Weights) {
         let Some(first) = node.inputs.first() else { continue };

@@ -216,9 +216,11 @@ impl<'a> SharedGraph<'a> {
             handover: scheduling.handover.as_ref(),
             ..RankContext::new(&graph, plan, catalog, target, &scheduling.passes)
         };
+        rank.check_updates_in_backward()?;
         let mut lowering = Lowering::new(rank);
         lowering.persistent_values(Mode::Train);
         lowering.plan_overlapped_reduction();
+        lowering.plan_updates_in_backward();
         // Chunk by chunk, because chunks share the slots of activations. The last chunk comes
         // first, as its backward pass begins a step: the last chunk overwrites the loss, other
         // chunks add.

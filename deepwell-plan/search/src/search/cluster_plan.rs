@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use deepwell_ir::ops::MomentFormat;
 use serde::{Deserialize, Serialize};
 
 use super::{Found, Machines, RankMap, SearchRequest, warnings};
@@ -73,6 +74,9 @@ pub struct ClusterPlan {
     /// Expert capacity as a multiple of an even share. Without a limit no pair is dropped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
+    /// Storage of the moments of AdamW.
+    #[serde(default, skip_serializing_if = "MomentFormat::is_fp32")]
+    pub moments: MomentFormat,
     /// Usable bytes of a GPU.
     pub memory_limit_bytes: f64,
     /// All stages.
@@ -131,6 +135,7 @@ impl ClusterPlan {
             tokens_per_s,
             expert_imbalance: request.expert_imbalance,
             capacity_factor: request.capacity_factor,
+            moments: request.moments,
             memory_limit_bytes: request.memory_limit_bytes(),
             stages: stages(request, &at)?,
             ranks: RankMap::new(&at, &request.machines),

@@ -1,5 +1,6 @@
 //! The request of a search.
 
+use deepwell_ir::ops::MomentFormat;
 use serde::Serialize;
 
 use crate::memory::{CONTEXT_BYTES, MemoryRules, OUTSIDE_BYTES};
@@ -42,6 +43,9 @@ pub struct SearchRequest {
     /// Expert capacity as a multiple of an even share. Without a limit no pair is dropped.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
+    /// Storage of the moments of AdamW.
+    #[serde(skip_serializing_if = "MomentFormat::is_fp32")]
+    pub moments: MomentFormat,
     /// Whether the trainer has to support the plan.
     pub by_trainer: ByTrainer,
 }
@@ -80,6 +84,7 @@ impl SearchRequest {
             fp8: false,
             expert_imbalance: StepRules::MODERN.expert_imbalance,
             capacity_factor: None,
+            moments: MomentFormat::Fp32,
             by_trainer: ByTrainer::Whatever,
         }
     }
@@ -123,8 +128,10 @@ impl SearchRequest {
         let SearchRequest { expert_imbalance, .. } = *self;
         // Without a capacity factor ranks gather all tokens, so buffers have room for any routing.
         let capacity_factor = self.capacity_factor.or(Some(f64::MAX));
+        let stored = [self.moments, MomentFormat::Fp32].map(MomentFormat::bytes_per_parameter);
         MemoryRules {
             parameter_bytes,
+            optimizer_bytes: self.memory.optimizer_bytes + stored[0] - stored[1],
             expert_imbalance,
             capacity_factor,
             expert_operand_bytes,

@@ -20,7 +20,7 @@ struct Parameter {
 }
 
 const COEFFICIENTS: ops::AdamWCoefficients =
-    ops::AdamWCoefficients { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    ops::AdamWCoefficients { beta1: 0.9, beta2: 0.95, eps: 1e-8, of_bucket: false };
 
 struct State {
     weight_decay: Vec<f32>,
@@ -102,7 +102,8 @@ impl State {
             kind: CopyKind::Cast(Cast { to: DType::Bf16 }),
         };
         let copies = copied.iter().map(to_bf16).collect();
-        let op = ops::AdamW { parameters: bucket, weight_decay, copies };
+        let moments = ops::MomentFormat::Fp32;
+        let op = ops::AdamW { parameters: bucket, weight_decay, copies, moments };
         let first_copy = 4 * parameters.len();
         let got = gpu.run_with(op, std::slice::from_ref(coefficients), &updated, options);
         for (index, copy) in copied.iter().zip(&got[first_copy..]) {
@@ -238,6 +239,46 @@ fn late_steps_and_extreme_gradients_as_on_the_cpu() {
     }
 }
 
+/// Coefficients of a bucket that is updated before the norm of its step is known: they clip by a
+/// finite norm, skip a bucket with a sum that is not finite, and count nothing.
+fn check_bucket_coefficients(gpu: &mut Gpu) {
+    let finite = [1.5, 0.0, 1e300];
+    for (norm, sums, step, clip) in [
+        (0.0, &finite[..1], 8.0, 1.0),
+        (4.0, &finite[..], 8.0, 0.25),
+        (f32::NAN, &finite[..], 8.0, 1.0),
+        (f32::INFINITY, &finite[..], 8.0, 1.0),
+        (4.0, &[1.0, f64::NAN][..], 0.0, 0.25),
+        (4.0, &[f64::INFINITY, 1.0][..], 0.0, 0.25),
+    ] {
+        let bits: Vec<u64> = sums.iter().map(|sum| sum.to_bits()).collect();
+        let inputs = [
+            HostTensor::f32(&[1], &[norm]),
+            HostTensor::f32(&[2], &[LEARNING_RATE, LARGEST_NORM]),
+            HostTensor::u64(&[2], &[7, 3]),
+            HostTensor::u64(&[bits.len()], &bits),
+        ];
+        let op = ops::AdamWCoefficients { of_bucket: true, ..COEFFICIENTS };
+        let before = [f32::NAN; ops::AdamWCoefficients::COUNT];
+        let output = HostTensor::f32(&[before.len()], &before);
+        let made = gpu.run(op, &inputs, &[output], false, 1);
+        let made: Vec<f32> = bytemuck::pod_collect_to_vec(&made[0].bytes);
+        let what = format!("norm {norm}, sums {sums:?}");
+        assert_eq!(made[0], step, "{what}: number of the step");
+        assert!((made[2] - clip).abs() < 1e-6, "{what}: clips by {}", made[2]);
+    }
+}
+
+trial!(coefficients_of_a_bucket);
+fn coefficients_of_a_bucket() {
+    check_bucket_coefficients(&mut Gpu::open());
+}
+
+fn check_row(gpu: &mut Gpu) {
+    check_steps(gpu, &[5, 36 * 1024 + 7]);
+    check_bucket_coefficients(gpu);
+}
+
 emulated! {
-    adamw on Sm100a: |gpu| check_steps(gpu, &[5, 36 * 1024 + 7])
+    adamw on Sm100a: check_row
 }

@@ -3,11 +3,15 @@
 
 use std::slice::from_ref;
 
-use deepwell_ir::ops::{AdamW, AdamWCoefficients, Axis, Cast, CopyKind, Quantize, WeightCopy};
+use deepwell_ir::ops::{
+    AdamW, AdamWCoefficients, Axis, Cast, CopyKind, MomentFormat, Quantize, WeightCopy,
+};
 use deepwell_ir::{DType, KernelCatalog, KernelRequest, Op, OperandType};
 use deepwell_kernels::cuda::{Architecture, CudaCatalog, cuda_target};
+use deepwell_precision::moments::Moment;
 use deepwell_precision::{BlockShape, Granularity, QuantFormat};
 
+use crate::adamw_fp8::encoded;
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::quantize::{KINDS, assert_same, numbers, stack_reference};
 
@@ -30,6 +34,14 @@ fn is_special(kind: &str) -> bool {
     !matches!(kind, "random" | "wide")
 }
 
+/// A moment of these values.
+fn moment(dims: &[usize], values: &[f32], of: Moment, format: MomentFormat) -> HostTensor {
+    match format {
+        MomentFormat::Fp32 => HostTensor::f32(dims, values),
+        MomentFormat::Fp8 => encoded(values, of),
+    }
+}
+
 struct Parameter {
     matrices: usize,
     shape: [usize; 2],
@@ -41,19 +53,22 @@ struct Parameter {
 }
 
 impl Parameter {
-    fn new(seed: u64, &(matrices, shape, kind, copied): &Case) -> Parameter {
+    fn new(seed: u64, &(matrices, shape, kind, copied): &Case, moments: MomentFormat) -> Parameter {
         let [rows, columns] = shape;
         let len = matrices * rows * columns;
-        let master = (0..matrices).flat_map(|_| numbers(kind, rows, columns)).collect();
+        let master: Vec<f32> = (0..matrices).flat_map(|_| numbers(kind, rows, columns)).collect();
         let random = |seed: u64, scale: f32| match is_special(kind) {
             true => vec![0.0; len],
             false => uniform(len, seed, scale),
         };
-        let squares = random(seed + 2, 0.1).iter().map(|x| x * x).collect();
-        let state = [random(seed, 0.3), master, random(seed + 1, 0.1), squares];
+        let squares: Vec<f32> = random(seed + 2, 0.1).iter().map(|x| x * x).collect();
         let dims = [matrices, rows, columns];
         let dims = if matrices > 1 { &dims[..] } else { &dims[1..] };
-        let state = state.map(|values: Vec<f32>| HostTensor::f32(dims, &values));
+        let [gradient, master] =
+            [random(seed, 0.3), master].map(|values: Vec<f32>| HostTensor::f32(dims, &values));
+        let first = moment(dims, &random(seed + 1, 0.1), Moment::First, moments);
+        let second = moment(dims, &squares, Moment::Second, moments);
+        let state = [gradient, master, first, second];
         let mut parameter = Parameter { matrices, shape, copied, state, before: Vec::new() };
         let (mut before, _) = parameter.copies_of(&vec![0.0; len]);
         before.iter_mut().for_each(|tensor| tensor.bytes.fill(0xA5));
@@ -94,15 +109,15 @@ impl Parameter {
 }
 
 /// A step over a bucket of such parameters, applied or skipped.
-fn check(gpu: &mut Gpu, cases: &[Case], applies: bool) {
+fn check(gpu: &mut Gpu, cases: &[Case], applies: bool, moments: MomentFormat) {
     let parameters: Vec<Parameter> = cases
         .iter()
         .enumerate()
-        .map(|(index, case)| Parameter::new(10 * index as u64, case))
+        .map(|(index, case)| Parameter::new(10 * index as u64, case, moments))
         .collect();
     // As of a second step: what 1 / sqrt(1 - 0.95^2) and 1e-3 / (1 - 0.9^2) are near to.
     let coefficients: [f32; AdamWCoefficients::COUNT] =
-        [if applies { 1.0 } else { 0.0 }, 1e-3, 0.7, 0.1, 0.95, 0.05, 5.26e-3, 3.2, 1e-8];
+        [if applies { 2.0 } else { 0.0 }, 1e-3, 0.7, 0.1, 0.95, 0.05, 5.26e-3, 3.2, 1e-8];
     let coefficients = HostTensor::f32(&[coefficients.len()], &coefficients);
     let weight_decay: Vec<f32> = cases
         .iter()
@@ -116,7 +131,9 @@ fn check(gpu: &mut Gpu, cases: &[Case], applies: bool) {
         .collect();
     let options = RunOptions { update: true, ..RunOptions::default() };
     let states: Vec<HostTensor> = parameters.iter().flat_map(|it| it.state.clone()).collect();
-    let plain = AdamW { parameters: 0..parameters.len(), weight_decay, copies: Vec::new() };
+    // The program has parameters before these.
+    let bucket = 3..3 + parameters.len();
+    let plain = AdamW { parameters: bucket, weight_decay, copies: Vec::new(), moments };
     let fused = AdamW { copies, ..plain.clone() };
     let expected = gpu.run_with(plain, from_ref(&coefficients), &states, options);
     let before: Vec<HostTensor> = parameters.iter().flat_map(|it| it.before.clone()).collect();
@@ -124,7 +141,7 @@ fn check(gpu: &mut Gpu, cases: &[Case], applies: bool) {
         gpu.run_with(fused, from_ref(&coefficients), &[&states[..], &before].concat(), options);
     let mut next = states.len();
     for (index, parameter) in parameters.iter().enumerate() {
-        let what = format!("{:?}, applies: {applies}", cases[index]);
+        let what = format!("{:?}, {moments:?}, applies: {applies}", cases[index]);
         for place in 4 * index..4 * index + 4 {
             let operand = ["gradient", "master", "m", "v"][place % 4];
             assert!(got[place].bytes == expected[place].bytes, "{what}: {operand} differs");
@@ -161,8 +178,10 @@ fn check_buckets(gpu: &mut Gpu) {
         &[(2, [128, 128], "wide", ROW), (1, [384, 256], "wide", COLUMN)],
     ];
     for bucket in buckets {
-        for applies in [true, false] {
-            check(gpu, bucket, applies);
+        for moments in [MomentFormat::Fp32, MomentFormat::Fp8] {
+            for applies in [true, false] {
+                check(gpu, bucket, applies, moments);
+            }
         }
     }
 }
@@ -177,11 +196,14 @@ fn hard_numbers_are_quantized_as_the_cpu_does() {
     let mut gpu = Gpu::open();
     for kind in KINDS {
         let bucket = [BOTH, ROW, COLUMN].map(|copied| (1, [128, 256], kind, copied));
-        check(&mut gpu, &bucket, true);
+        check(&mut gpu, &bucket, true, MomentFormat::Fp32);
     }
     if gpu.runs(1 << 24, 1 << 18) {
         // More squares than a GPU holds at a time.
-        check(&mut gpu, &[(8, [1408, 2048], "random", BOTH), (1, [640, 128], "wide", BOTH)], true);
+        let bucket = [(8, [1408, 2048], "random", BOTH), (1, [640, 128], "wide", BOTH)];
+        for moments in [MomentFormat::Fp32, MomentFormat::Fp8] {
+            check(&mut gpu, &bucket, true, moments);
+        }
     }
 }
 
@@ -204,7 +226,8 @@ fn other_copies_are_refused_with_a_reason() {
     for (shape, kinds, expected) in cases {
         let weight = OperandType { dtype: DType::F32, shape: shape.to_vec() };
         let copies = kinds.into_iter().map(|kind| WeightCopy { parameter: 0, kind }).collect();
-        let op = Op::from(AdamW { parameters: 0..1, weight_decay: vec![0.0], copies });
+        let moments = MomentFormat::Fp32;
+        let op = Op::from(AdamW { parameters: 0..1, weight_decay: vec![0.0], copies, moments });
         let coefficients = vec![AdamWCoefficients::COUNT];
         let coefficients = OperandType { dtype: DType::F32, shape: coefficients };
         let inputs = [vec![coefficients], vec![weight; 4]].concat();

@@ -71,7 +71,12 @@ impl Lowering<'_> {
             let state = [master, first_moment, second_moment].map(update);
             let operands = [read(coefficients), read(gradient)].into_iter().chain(state).collect();
             let weight_decay = vec![self.zero.buckets[index].weight_decay];
-            let op = AdamW { parameters: index..index + 1, weight_decay, copies: Vec::new() };
+            let op = AdamW {
+                parameters: index..index + 1,
+                weight_decay,
+                copies: Vec::new(),
+                moments: self.rank.plan.optimizer.moments,
+            };
             self.build.optimizer_call(
                 &format!("adamw.{index}"),
                 op.into(),

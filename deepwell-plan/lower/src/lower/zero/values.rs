@@ -88,12 +88,16 @@ impl Lowering<'_> {
             _ => None,
         };
         let shape = block_slice.unwrap_or_else(|| vec![slice]);
-        let mut add = |name: &str, memory| {
-            self.build.add(format!("{name}.shard.{number}"), DType::F32, shape.clone(), memory)
+        let moments = self.rank.plan.optimizer.moments.stored(&shape);
+        let mut add = |name: &str, (dtype, shape): (DType, Vec<usize>), memory| {
+            self.build.add(format!("{name}.shard.{number}"), dtype, shape, memory)
         };
-        let [master, first_moment, second_moment] =
-            ["master", "moment1", "moment2"].map(|name| add(name, MemoryKind::Optimizer));
-        let scattered = (scatters && !is_evaluated).then(|| add("grad", MemoryKind::Gradients));
+        let whole = || (DType::F32, shape.clone());
+        let master = add("master", whole(), MemoryKind::Optimizer);
+        let [first_moment, second_moment] =
+            ["moment1", "moment2"].map(|name| add(name, moments.clone(), MemoryKind::Optimizer));
+        let scattered =
+            (scatters && !is_evaluated).then(|| add("grad", whole(), MemoryKind::Gradients));
         let name = self.rank.target.ranks.group(group.0).map(|group| group.name.clone());
         let of_group = name.unwrap_or_default();
         self.zero.shards.push(Shard {
