@@ -39,6 +39,7 @@ pub(crate) struct Rates {
     f32_flops_per_s: f64,
     bf16_flops_per_s: f64,
     fp8_flops_per_s: f64,
+    nvfp4_flops_per_s: f64,
     bytes_per_s: f64,
     launch_s: f64,
 }
@@ -57,6 +58,8 @@ impl Rates {
             f32_flops_per_s: share * f32_tflops * 1e12,
             bf16_flops_per_s: share * bf16_tflops * 1e12,
             fp8_flops_per_s: share * fp8_tflops * 1e12,
+            // Without a peak, operands are dequantized first.
+            nvfp4_flops_per_s: share * tflops(NumberFormat::Nvfp4).unwrap_or(bf16_tflops) * 1e12,
             bytes_per_s: share * gpu.hbw_gbps * 1e9,
             launch_s: LAUNCH_S,
         }
@@ -72,6 +75,7 @@ impl Rates {
             f32_flops_per_s: flops_per_s(NumberFormat::Fp32),
             bf16_flops_per_s: flops_per_s(format),
             fp8_flops_per_s: flops_per_s(format),
+            nvfp4_flops_per_s: flops_per_s(format),
             bytes_per_s: core(tier).memory_gbps_or_assumed() * 1e9 * f64::from(cores),
             launch_s: 0.0,
         }
@@ -82,8 +86,7 @@ impl Rates {
             MathUnit::F32 => self.f32_flops_per_s,
             MathUnit::Bf16 => self.bf16_flops_per_s,
             MathUnit::Mxfp8 => self.fp8_flops_per_s,
-            // Operands are dequantized first, on the CPU and on Hopper.
-            MathUnit::Nvfp4 => self.bf16_flops_per_s,
+            MathUnit::Nvfp4 => self.nvfp4_flops_per_s,
         }
     }
 

@@ -40,7 +40,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] =
         })
         .select_tile(|request, target| sm90_bf16_tiles::select_tile(sizes_of(request), target))];
 
-fn gemm_of(op: &Op) -> Option<&ScaledGemm> {
+pub(super) fn gemm_of(op: &Op) -> Option<&ScaledGemm> {
     match op.leading() {
         Op::ScaledGemm(op) => Some(op),
         _ => None,
@@ -48,7 +48,7 @@ fn gemm_of(op: &Op) -> Option<&ScaledGemm> {
 }
 
 /// Index of the data of `b`.
-fn b_input(request: &KernelRequest<'_>) -> usize {
+pub(super) fn b_input(request: &KernelRequest<'_>) -> usize {
     gemm_of(request.op).map_or(0, ScaledGemm::b_input)
 }
 
@@ -70,7 +70,7 @@ fn predicted_s(request: &KernelRequest<'_>, target: &Target) -> f64 {
     rates.bytes_s(bytes) / SHARE + rates.launch_s() + sm90_bf16_tiles::predicted_s(sizes, target)
 }
 
-fn reject(request: &KernelRequest<'_>) -> Option<String> {
+pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let gemm = gemm_of(request.op)?;
     let output = request.operands[request.input_count].dtype;
     if !matches!(output, DType::Bf16 | DType::F32) {
