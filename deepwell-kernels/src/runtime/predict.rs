@@ -32,6 +32,8 @@ pub(crate) const MMA_SYNC_BF16: f64 = 0.17;
 /// Share of the FP8 peak of `sm120_mxfp8_gemm.cu`, where tensor cores apply the scales: assumed,
 /// that of `bf16_gemm.cu`, with the same structure.
 pub(crate) const SM120_MXFP8: f64 = MMA_SYNC_BF16;
+/// Share of the FP4 peak of `sm120_nvfp4_gemm.cu`: assumed, for the same reason.
+pub(crate) const SM120_NVFP4: f64 = MMA_SYNC_BF16;
 
 /// Rates of a target.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -194,7 +196,7 @@ fn result_of_gemm(request: &KernelRequest<'_>) -> Option<[usize; 2]> {
         Op::Linear(_) => [shape(0)[0], shape(1)[0]],
         Op::LinearDgrad(_) => [shape(0)[0], shape(1)[1]],
         Op::LinearWgrad(_) => [shape(0)[1], shape(1)[1]],
-        Op::ScaledGemm(_) => [shape(0)[0], shape(2)[0]],
+        Op::ScaledGemm(op) => [shape(0)[0], shape(op.b_input())[0]],
         _ => return None,
     })
 }

@@ -71,17 +71,22 @@ fn predicted_s(request: &KernelRequest<'_>, target: &Target) -> f64 {
 }
 
 pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let operands = [0, b_input(request)];
+    refuse_result(request)
+        .or_else(|| not_empty(request, &operands))
+        .or_else(|| extents_fit(request, &operands))
+}
+
+/// Why the kernels of NVFP4 do not write a result, or do not add a bias.
+pub(super) fn refuse_result(request: &KernelRequest<'_>) -> Option<String> {
     let gemm = gemm_of(request.op)?;
     let output = request.operands[request.input_count].dtype;
     if !matches!(output, DType::Bf16 | DType::F32) {
         return Some(format!("gives bf16 or f32, not {output}"));
     }
     let bias = gemm.bias.then(|| &request.operands[gemm.plane_inputs()]);
-    if let Some(bias) = bias.filter(|bias| bias.dtype != output) {
-        return Some(format!("adds a bias of the result's type, {output}, not {}", bias.dtype));
-    }
-    let operands = [0, gemm.b_input()];
-    not_empty(request, &operands).or_else(|| extents_fit(request, &operands))
+    let bias = bias.filter(|bias| bias.dtype != output)?;
+    Some(format!("adds a bias of the result's type, {output}, not {}", bias.dtype))
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {

@@ -270,15 +270,25 @@ fn nvfp4_is_served_for_matrices_but_not_for_experts() {
     let hopper = cuda_target(Architecture::Sm90a, 132, &[CUBLASLT]);
     let served = |role, target: &Target| CudaCatalog.serves(&format, role, target).err();
     let expected = "CUDA kernels of experts take mxfp8, not nvfp4";
-    let tcgen05 = [Architecture::Sm100a, Architecture::Sm103a];
-    let tcgen05 = tcgen05.map(|architecture| cuda_target(architecture, 148, &[]));
-    for target in tcgen05.iter().chain([&hopper]) {
-        assert_eq!(served(Role::Linear, target), None);
-        assert_eq!(served(Role::Expert, target).as_deref(), Some(expected));
+    let planes = |rows, k: usize| {
+        let scales = [usize::div_ceil(rows, 128), k.div_ceil(64), 512];
+        let data = operand(DType::E2m1, &[rows, k]);
+        [data, operand(DType::Ue4m3, &scales), operand(DType::F32, &[1])]
+    };
+    let (kind, output) = (GemmKind::Fprop, DType::Bf16);
+    let gemm = Op::from(ScaledGemm { kind, output, bias: false, a: format, b: format });
+    for (architecture, kernel) in [
+        (Architecture::Sm90a, "cuda_sm90_dequantized_nvfp4_gemm"),
+        (Architecture::Sm100a, "cuda_sm100_nvfp4_gemm"),
+        (Architecture::Sm103a, "cuda_sm100_nvfp4_gemm"),
+        (Architecture::Sm120a, "cuda_sm120_nvfp4_gemm"),
+    ] {
+        let target = cuda_target(architecture, 132, &[]);
+        assert_eq!(served(Role::Linear, &target), None);
+        assert_eq!(served(Role::Expert, &target).as_deref(), Some(expected));
+        let inputs = [planes(512, 256), planes(384, 256)].concat();
+        assert_eq!(chosen(&gemm, &inputs, &target).unwrap(), kernel, "{architecture:?}");
     }
-    let expected = "CUDA kernels for blackwell-sm120 take mxfp8, not nvfp4";
-    let target = cuda_target(Architecture::Sm120a, 148, &[]);
-    assert_eq!(served(Role::Linear, &target).as_deref(), Some(expected));
     let source = [operand(DType::Bf16, &[128, 128])];
     let quantize = Op::from(Quantize { format, axis: Axis::Both });
     assert_eq!(chosen(&quantize, &source, &hopper).unwrap(), "cuda_quantize_nvfp4");

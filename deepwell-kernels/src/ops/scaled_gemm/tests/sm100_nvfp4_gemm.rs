@@ -31,9 +31,13 @@ const SIZES: [[usize; 3]; 11] = [
 
 /// Tensor cores cut the sum below 2^-23 once in each step of 64 along K, and terms far below it;
 /// then two factors, their product and a sum are rounded.
-fn case(tile: Option<Tile>, k: usize) -> Case<'static> {
+pub(crate) fn case_of(kernel: &str, tile: Option<Tile>, k: usize) -> Case<'_> {
     let share = (k.div_ceil(64) as f64 + 8.0) * 2f64.powi(-23);
-    Case { kernel: KERNEL, tile, share, workspace_bytes: None }
+    Case { kernel, tile, share, workspace_bytes: None }
+}
+
+fn case(tile: Option<Tile>, k: usize) -> Case<'static> {
+    case_of(KERNEL, tile, k)
 }
 
 /// An operand whose sums of products are exact in FP32: elements of all codes, scales of 1/2 to 2.
@@ -51,7 +55,7 @@ fn exact([rows, k]: [usize; 2], tensor_scale: f32, seed: u64) -> Operand {
 
 /// The rounding of a result: the product of both tensor scales, then that with the sum, then a sum
 /// with the bias or with what was there.
-fn check_bits(gpu: &mut Gpu, tile: Option<Tile>, [m, n, k]: [usize; 3]) {
+pub(crate) fn check_bits(gpu: &mut Gpu, kernel: &str, tile: Option<Tile>, [m, n, k]: [usize; 3]) {
     let (a_scale, b_scale) = (0.337_f32, 1.7e-3_f32);
     let (a, b) = (exact([m, k], a_scale, 11), exact([n, k], b_scale, 21));
     let scale = f64::from(a_scale) * f64::from(b_scale);
@@ -59,8 +63,7 @@ fn check_bits(gpu: &mut Gpu, tile: Option<Tile>, [m, n, k]: [usize; 3]) {
     let sums = linear::forward(&a.values, &b.values, None, k);
     let sums = sums.iter().map(|sum| ((sum / scale * 64.0).round() / 64.0) as f32);
     let products: Vec<f32> = sums.map(|sum| sum * (a_scale * b_scale)).collect();
-    let bias: Vec<f32> =
-        uniform(n, 4, 2.0).iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
+    let bias: Vec<f32> = uniform(n, 4, 2.0).iter().map(|&x| bf16::from_f32(x).to_f32()).collect();
     let before = uniform(m * n, 5, 2.0);
     for (kind, output, has_bias) in FORMS {
         let is_wgrad = kind == GemmKind::Wgrad;
@@ -82,7 +85,7 @@ fn check_bits(gpu: &mut Gpu, tile: Option<Tile>, [m, n, k]: [usize; 3]) {
             true => HostTensor::f32(&[m, n], &before),
             false => HostTensor::output(output, &[m, n]),
         };
-        let kernel = Some(KERNEL);
+        let kernel = Some(kernel);
         let options = RunOptions { accumulate: is_wgrad, kernel, tile, ..RunOptions::default() };
         let got = gpu.run_with(op, &inputs, &[out], options).remove(0).to_f64();
         let wrong = got.iter().zip(&expected).position(|(got, expected)| got != expected);
@@ -107,7 +110,7 @@ trial!(results_are_rounded_as_on_the_cpu);
 fn results_are_rounded_as_on_the_cpu() {
     let mut gpu = tcgen05::open();
     for sizes in [[5, 3, 32], [130, 136, 288], [257, 264, 320]] {
-        check_bits(&mut gpu, None, sizes);
+        check_bits(&mut gpu, KERNEL, None, sizes);
     }
 }
 

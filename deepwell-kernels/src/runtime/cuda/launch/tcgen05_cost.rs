@@ -181,13 +181,15 @@ mod tests {
 
     #[test]
     fn what_bounds_a_gemm() {
-        let (bf16, mx) = (Operands::Bf16, Operands::Mx);
+        let (bf16, mx, nvfp4) = (Operands::Bf16, Operands::Mx, Operands::Nvfp4);
         // Operands, index of the tile, sizes: waves, cycles of MMAs and of a tile, share of peak.
         for (operands, index, (m, n, k), expected) in [
             // MMAs and the L2 cache take equally long, and scales a little longer; the last wave is
             // partial.
             (bf16, 0, (4096, 4096, 4096), (4, 32768, 32768, 851)),
             (mx, 0, (4096, 4096, 4096), (4, 16384, 17152, 802)),
+            // Scales take a sixth of the copies, and MMAs half as long.
+            (nvfp4, 0, (4096, 4096, 4096), (4, 8192, 9728, 691)),
             // The L2 cache is the slowest unit.
             (bf16, 1, (4096, 4096, 4096), (7, 16384, 24576, 655)),
             (bf16, 3, (4096, 4096, 4096), (7, 16384, 32768, 492)),
