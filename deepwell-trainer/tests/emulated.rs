@@ -174,9 +174,21 @@ fn recipe() -> PrecisionPolicy {
     policy.without_part(RecipePart::LastBlocks)
 }
 
+/// Every byte of every operand, given what the device quantizes, and samples of every GEMM.
+fn audit(policy: &PrecisionPolicy, architecture: Architecture) {
+    let (graph, vocabulary) = model(llama());
+    let mut engine = engine(graph, policy, Device::Emulated(architecture));
+    let mut audit = Audit::new(engine.program());
+    let token = |index: usize| ((index * index * 31 + index * 7 + 3) % vocabulary) as i32;
+    let tokens: Vec<i32> = (0..=BATCH * SEQ).map(token).collect();
+    let (inputs, targets) = (&tokens[..BATCH * SEQ], &tokens[1..]);
+    engine.step_observed(inputs, targets, 1e-3, 1.0, &mut audit).expect("a step");
+    let report = audit.finish();
+    assert!(report.is_clean(), "{architecture:?} {}\n{report}", policy.to_toml());
+}
+
 trial!(nvfp4_on_hopper_has_the_bytes_of_the_definitions);
-/// Every byte of every operand, given what the device quantizes, and samples of every GEMM: in both
-/// orders, with parts left out, and where operands are dequantized and transformed back.
+/// In both orders, with parts left out, and where operands are dequantized and transformed back.
 fn nvfp4_on_hopper_has_the_bytes_of_the_definitions() {
     need_kernels((9, 0));
     let parts = [RecipePart::Hadamard, RecipePart::StochasticRounding, RecipePart::SquareWeights];
@@ -186,28 +198,32 @@ fn nvfp4_on_hopper_has_the_bytes_of_the_definitions() {
         recipe().with_gemm(GemmMode::Emulated),
     ];
     for policy in others.into_iter().chain(parts.map(|part| recipe().without_part(part))) {
-        let (graph, vocabulary) = model(llama());
-        let mut engine = engine(graph, &policy, Device::Emulated(Architecture::Sm90a));
-        let mut audit = Audit::new(engine.program());
-        let token = |index: usize| ((index * index * 31 + index * 7 + 3) % vocabulary) as i32;
-        let tokens: Vec<i32> = (0..=BATCH * SEQ).map(token).collect();
-        let (inputs, targets) = (&tokens[..BATCH * SEQ], &tokens[1..]);
-        engine.step_observed(inputs, targets, 1e-3, 1.0, &mut audit).expect("a step");
-        let report = audit.finish();
-        assert!(report.is_clean(), "{}\n{report}", policy.to_toml());
+        audit(&policy, Architecture::Sm90a);
     }
 }
 
-trial!(nvfp4_on_hopper_trains_as_on_the_cpu);
-fn nvfp4_on_hopper_trains_as_on_the_cpu() {
+trial!(nvfp4_on_blackwell_has_the_bytes_of_the_definitions);
+fn nvfp4_on_blackwell_has_the_bytes_of_the_definitions() {
+    need_kernels((10, 0));
+    for policy in [recipe(), recipe().with_scale_order(ScaleOrder::Te)] {
+        audit(&policy, Architecture::Sm100a);
+    }
+}
+
+trial!(nvfp4_trains_as_on_the_cpu);
+fn nvfp4_trains_as_on_the_cpu() {
     need_kernels((9, 0));
-    let kernels = compare(&model(llama()), &recipe(), Architecture::Sm90a, NVFP4);
-    for kernel in [
-        "cuda_quantize_nvfp4 quantize",
-        "cuda_quantize_nvfp4_operands quantize_operands",
-        "cuda_sm90_dequantized_nvfp4_gemm scaled_gemm",
+    need_kernels((10, 0));
+    for (architecture, gemm) in [
+        (Architecture::Sm90a, "cuda_sm90_dequantized_nvfp4_gemm scaled_gemm"),
+        (Architecture::Sm100a, "cuda_sm100_nvfp4_gemm scaled_gemm"),
     ] {
-        assert!(kernels.contains(kernel), "no `{kernel}` among {kernels:?}");
+        let kernels = compare(&model(llama()), &recipe(), architecture, NVFP4);
+        let quantizing =
+            ["cuda_quantize_nvfp4 quantize", "cuda_quantize_nvfp4_operands quantize_operands"];
+        for kernel in quantizing.into_iter().chain([gemm]) {
+            assert!(kernels.contains(kernel), "no `{kernel}` among {kernels:?}");
+        }
     }
 }
 

@@ -30,11 +30,11 @@ __device__ __forceinline__ void copy_groups(const Shared<S>& shared, const Opera
                                                   tile.b_row + rank * S::kBlockN, k, barrier,
                                                   own);
                       uint8* scales = shared.side + stage * S::kSideBytes;
-                      copy_scales<S, 1>(scales, a.scales, row, k_block, scale_tiles_of_row,
-                                        barrier, own);
-                      copy_scales<S, S::kScaleTiles - 1>(scales + kScaleTileBytes, b.scales,
-                                                         tile.b_scale_row, k_block,
-                                                         scale_tiles_of_row, barrier, own);
+                      S::Format::template copy_scales<S, 1>(scales, a.scales, row, k_block,
+                                                            scale_tiles_of_row, barrier, own);
+                      S::Format::template copy_scales<S, S::kScaleTiles - 1>(
+                          scales + S::kARowBytes, b.scales, tile.b_scale_row, k_block,
+                          scale_tiles_of_row, barrier, own);
                   });
 }
 
@@ -43,25 +43,19 @@ __device__ __forceinline__ void copy_groups(const Shared<S>& shared, const Opera
 template <typename S, typename Tiles>
 __device__ __forceinline__ void multiply_groups(const Shared<S>& shared, uint32 tensor_base,
                                                 Tiles tiles) {
-    const uint32 a_scales = tensor_base + S::kFirstSideColumn;
-    const uint32 b_scales = a_scales + kScaleTileColumns;
+    const uint32 in_tensor = tensor_base + S::kFirstSideColumn;
     const uint32 data = static_cast<uint32>(__cvta_generic_to_shared(shared.operands));
     const uint32 scales = static_cast<uint32>(__cvta_generic_to_shared(shared.side));
     multiply(shared, tensor_base, tiles, OfTile{},
              [&](uint32 target, const GroupedTile& tile, int32 k_block, uint32 stage) {
-        scales_to_tensor_memory<S>(a_scales, scales + stage * S::kSideBytes);
+        scales_to_tensor_memory<S>(in_tensor, scales + stage * S::kSideBytes);
         const uint32 a_data = data + stage * S::kOperandBytes;
         const uint32 b_data = a_data + S::kABytes;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
             const int32 k = k_block * kStageRowBytes + step * kStepBytes;
             if (k >= tile.first_k && k < tile.end_k) {
-                // redundant leading offset of A, leading offset of B: none in swizzled rows
-                tcgen05_multiply_mxf8<S::kCtas>(
-                    target, tcgen05_swizzled_matrix(a_data + step * kStepBytes),
-                    tcgen05_swizzled_matrix(b_data + step * kStepBytes),
-                    tcgen05_mxf8_instruction(S::kTileM, S::kTileN, step), a_scales, b_scales,
-                    k > tile.first_k);
+                multiply_step<S>(target, a_data, b_data, in_tensor, step, k > tile.first_k);
             }
         }
     });

@@ -1,4 +1,4 @@
-// Stores accumulators from tensor memory to the result in global memory: bias, rounding,
+// Stores accumulators from tensor memory to the result in global memory: factor, bias, rounding,
 // accumulation.
 //
 // Each of four warps reads the 32 lanes of tensor memory that it can access, that is, 32 rows. They
@@ -11,6 +11,25 @@
 #include "epilogue/store_tile.cuh"
 #include "mma/sm100_tile.cuh"
 #include "ptx/tcgen05.cuh"
+
+// A result that is the accumulators times a factor.
+template <typename Element>
+struct ScaledResult : TileResult<Element> {
+    float factor;
+};
+
+// Multiplies accumulators by the factor of the result, and rounds.
+template <typename Element>
+__device__ __forceinline__ void apply_factor(uint32 (&)[32], const TileResult<Element>&) {}
+
+template <typename Element>
+__device__ __forceinline__ void apply_factor(uint32 (&values)[32],
+                                             const ScaledResult<Element>& result) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+        values[i] = __float_as_uint(__fmul_rn(__uint_as_float(values[i]), result.factor));
+    }
+}
 
 // Adds the bias of 32 columns from `column` on.
 template <typename Element>
@@ -29,11 +48,13 @@ __device__ __forceinline__ void add_bias(uint32 (&values)[32], const TileResult<
 
 // Loads 128 bytes of a lane's row, from column `column` of the result and `address` of tensor
 // memory on. On return the whole warp has read tensor memory.
+template <template <typename> class Result>
 __device__ __forceinline__ void load_subtile(uint4 (&subtile)[8], uint32 address,
-                                           const TileResult<float>& result, int32 column) {
+                                             const Result<float>& result, int32 column) {
     uint32 values[32];
     tcgen05_load_32_columns(values, address);
     tcgen05_wait_load();
+    apply_factor(values, result);
     add_bias(values, result, column);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -42,14 +63,16 @@ __device__ __forceinline__ void load_subtile(uint4 (&subtile)[8], uint32 address
     }
 }
 
+template <template <typename> class Result>
 __device__ __forceinline__ void load_subtile(uint4 (&subtile)[8], uint32 address,
-                                           const TileResult<bf16>& result, int32 column) {
+                                             const Result<bf16>& result, int32 column) {
     uint32 values[2][32];
     tcgen05_load_32_columns(values[0], address);
     tcgen05_load_32_columns(values[1], address + 32);
     tcgen05_wait_load();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+        apply_factor(values[half], result);
         add_bias(values[half], result, column + half * 32);
         uint32 pairs[16];
 #pragma unroll
@@ -115,8 +138,9 @@ __device__ __forceinline__ void write_subtile(const TileResult<Element>& result,
 // result and at `address`, the warp's first lane, of tensor memory. `staged` has 4 KiB for this
 // warp alone. If `backwards`, the last columns are stored first. `release` is called after
 // `kReleased` subtiles of tensor memory have been read.
-template <int kColumns, int kReleased, typename Element, typename Release>
-__device__ __forceinline__ void store_tensor_tile(const TileResult<Element>& result, int32 row,
+template <int kColumns, int kReleased, template <typename> class Result, typename Element,
+          typename Release>
+__device__ __forceinline__ void store_tensor_tile(const Result<Element>& result, int32 row,
                                                   int32 column, uint32 address, bool backwards,
                                                   uint8* staged, Release release) {
     constexpr int kSubtileColumns = 128 / sizeof(Element);
@@ -144,7 +168,8 @@ __device__ __forceinline__ void store_tensor_tile(const TileResult<Element>& res
 // Number of subtiles, of `kSubtiles` of a tile, after which the overlap of both accumulators has
 // been read: it is the end of the first and the beginning of the second accumulator.
 template <typename S, int kSubtiles>
-constexpr int kReleasedSubtiles = S::kShares ? 1 : kSubtiles;
+constexpr int kReleasedSubtiles =
+    S::kShares ? (S::kOverlap * kSubtiles + S::kTileN - 1) / S::kTileN : kSubtiles;
 
 // Epilogue warps: `store(tile, own_row, address, backwards, staged, release)` stores the 32 rows of
 // a warp of each tile, from row `own_row` of the tile on, as store_tensor_tile does.
@@ -177,10 +202,10 @@ __device__ __forceinline__ void take_tensor_tiles(const sm100::Shared<S>& shared
 }
 
 // Epilogue warps: stores all tiles.
-template <typename S, typename Tiles, typename Element>
+template <typename S, typename Tiles, template <typename> class Result, typename Element>
 __device__ __forceinline__ void store_tensor_tiles(const sm100::Shared<S>& shared,
                                                    uint32 tensor_base, Tiles tiles,
-                                                   const TileResult<Element>& result) {
+                                                   const Result<Element>& result) {
     constexpr int kSubtiles = S::kTileN * sizeof(Element) / 128;
     take_tensor_tiles(shared, tensor_base, tiles,
                       [&](const TilePlace& place, uint32 own_row, uint32 address, bool backwards,

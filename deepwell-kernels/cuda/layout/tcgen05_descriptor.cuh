@@ -46,7 +46,7 @@ struct Tcgen05Matrices {
     }
 };
 
-// The scales of 128 rows and 128 elements along K: 32 rows of 16 contiguous bytes; row r has four
+// The four scales each of 128 rows, for 128 elements of MXFP8 or 64 of NVFP4 along K: 32 rows of 16 contiguous bytes; row r has four
 // scales each of rows r, 32 + r, 64 + r and 96 + r.
 __device__ __forceinline__ uint64 tcgen05_scale_tile(uint32 address) {
     return tcgen05_matrix(address, 128, 128, 0);
@@ -57,6 +57,12 @@ __device__ __forceinline__ uint64 tcgen05_scale_tile(uint32 address) {
 __host__ __device__ constexpr uint32 tcgen05_mxf8_instruction(uint32 rows, uint32 columns,
                                                               uint32 step) {
     return step << 4 | columns >> 3 << 17 | 1u << 23 | rows >> 7 << 27 | step << 29;
+}
+
+// An MMA of E2M1 data with UE4M3 scales, both operands K-major, of `rows` (128 or 256) by
+// `columns`; uses the four scales of a row.
+__host__ __device__ constexpr uint32 tcgen05_nvf4_instruction(uint32 rows, uint32 columns) {
+    return 1u << 7 | 1u << 10 | columns >> 3 << 17 | rows >> 7 << 27;
 }
 
 // An MMA of BF16 to FP32, of `rows` (128 or 256) by `columns`; operands are K-major or

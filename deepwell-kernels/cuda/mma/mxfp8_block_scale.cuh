@@ -11,7 +11,7 @@ namespace mxfp8_tile {
 
 // In a stage the four scales of a row are one word; words of a's rows come first. A lane reads
 // words once per stage; the instruction of a step selects a byte of each word.
-class BlockScaleSteps {
+class BlockScaleSteps : public WordStages {
   public:
     __device__ __forceinline__ void put_scales(unsigned char* stage, int32, uint32 word) const {
         reinterpret_cast<uint32*>(stage + 2 * kTileBytes)[threadIdx.x] = word;

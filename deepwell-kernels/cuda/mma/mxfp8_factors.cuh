@@ -64,7 +64,7 @@ struct WideFactor {
 };
 
 // In a stage the scales are ordered by step; those of a's rows come first.
-class FactorSteps {
+class FactorSteps : public WordStages {
     uint32 wide_ = 0;  // bit s: this thread's row has wide scales in the tile of stage s
     bool any_wide_ = false;
 

@@ -50,6 +50,13 @@ __device__ __forceinline__ int32 warp_column() {
     return threadIdx.x / 64 * kWarpN;
 }
 
+// Stages of operands with four scales for each row.
+struct WordStages {
+    static constexpr int kStages = mxfp8_tile::kStages;
+    static constexpr int kStageBytes = mxfp8_tile::kStageBytes;
+    using Word = uint32;
+};
+
 using Accumulators = float[kFragmentsM][kFragmentsN][4];
 
 // Address of the scales of the calling thread's row in its first scale tile. The first half of the
@@ -125,10 +132,11 @@ using Copy = TileCopy<uint8, true, kVector, kThreads>;
 
 // accumulators = the sum over `tiles` tiles along K of the operands that `copy_a` and `copy_b`
 // load, with the scales of `scales.fetch(tile)` for the calling thread's row. `shared` has
-// kSharedBytes, 16-byte aligned, and may be reused on return.
+// Steps::kStages * Steps::kStageBytes, 16-byte aligned, and may be reused on return.
 //
-// `Steps` has, for stage `number` from 0 to kStages - 1:
-//   put_scales(stage, number, word): stores the four scales of the calling thread's row;
+// `Steps` has kStages, kStageBytes and Word, the scales of a row in a stage, and for stage `number`
+// from 0 to kStages - 1:
+//   put_scales(stage, number, word): stores the scales of the calling thread's row;
 //   meet(number): barrier of all threads, after which the stage is complete;
 //   multiply(accumulators, stage): adds the stage of the last `meet`.
 template <typename Steps, bool kVector, typename Scales>
@@ -155,9 +163,9 @@ __device__ __forceinline__ void mainloop_over(Accumulators& accumulators,
     };
     Steps steps;
 #pragma unroll
-    for (int number = 0; number < kStages - 1; ++number) {
+    for (int number = 0; number < Steps::kStages - 1; ++number) {
         if (number < tiles) {
-            unsigned char* stage = shared + number * kStageBytes;
+            unsigned char* stage = shared + number * Steps::kStageBytes;
             copy_a.start(stage, number * kBlockK);
             copy_b.start(stage + kTileBytes, number * kBlockK);
             steps.put_scales(stage, number, scales.fetch(number));
@@ -166,17 +174,17 @@ __device__ __forceinline__ void mainloop_over(Accumulators& accumulators,
     }
 
     int32 read_number = 0;
-    int32 write_number = kStages - 1;
+    int32 write_number = Steps::kStages - 1;
     for (int32 tile = 0; tile < tiles; ++tile) {
         // The tile has arrived for all threads, and all threads have read the stage to be
         // overwritten.
         if constexpr (kVector) {
-            cp_async_wait<kStages - 2>();
+            cp_async_wait<Steps::kStages - 2>();
         }
         steps.meet(read_number);
-        const int32 next = tile + kStages - 1;
-        unsigned char* write_stage = shared + write_number * kStageBytes;
-        uint32 word = 0;
+        const int32 next = tile + Steps::kStages - 1;
+        unsigned char* write_stage = shared + write_number * Steps::kStageBytes;
+        typename Steps::Word word = {};
         if (next < tiles) {
             copy_a.start(write_stage, next * kBlockK);
             copy_b.start(write_stage + kTileBytes, next * kBlockK);
@@ -184,13 +192,13 @@ __device__ __forceinline__ void mainloop_over(Accumulators& accumulators,
         }
         commit();
 
-        steps.multiply(accumulators, shared + read_number * kStageBytes);
+        steps.multiply(accumulators, shared + read_number * Steps::kStageBytes);
 
         if (next < tiles) {
             steps.put_scales(write_stage, write_number, word);
         }
-        read_number = read_number + 1 == kStages ? 0 : read_number + 1;
-        write_number = write_number + 1 == kStages ? 0 : write_number + 1;
+        read_number = read_number + 1 == Steps::kStages ? 0 : read_number + 1;
+        write_number = write_number + 1 == Steps::kStages ? 0 : write_number + 1;
     }
     // No copy is in flight: the copy groups after the last tile are empty.
     __syncthreads();

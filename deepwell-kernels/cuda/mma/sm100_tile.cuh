@@ -67,6 +67,7 @@ struct TileShape {
     static constexpr bool kShares = 2 * kTileN + kSideColumns > kTensorColumns;
     static constexpr int kAccumulatorStride =
         kShares ? (kTensorColumns - kSideColumns - kTileN) / 16 * 16 : kTileN;
+    static constexpr int kOverlap = kTileN - kAccumulatorStride;  // columns of both accumulators
     static constexpr int kFirstSideColumn = kAccumulatorStride + kTileN;
     static constexpr int kEmptyBarriers = kShares ? 1 : kAccumulators;  // barriers
     static constexpr int kABytes = kBlockM * kStageRowBytes;
@@ -82,7 +83,7 @@ struct TileShape {
     static_assert(kTileN % 64 == 0 && kTileN <= 256, "what tcgen05 takes, in whole boxes");
     static_assert(kFirstSideColumn + kSideColumns <= kTensorColumns,
                   "accumulators and what stands beside them fit tensor memory");
-    static_assert(kTileN - kAccumulatorStride <= 32, "what is shared is read first");
+    static_assert(kOverlap <= 64, "what is shared is read first");
     static_assert(kStages >= 3 && kSharedBytes <= kSharedLimit, "shared memory");
     static_assert((2 * kStages + kAccumulators + kEmptyBarriers) * 8 + 8 <= kBarrierBytes,
                   "barriers");

@@ -46,3 +46,19 @@ __device__ __forceinline__ void mma_m16n8k32_mxfp8(float (&d)[4], const uint32 (
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
           "f"(c[2]), "f"(c[3]), "r"(a_scales), "r"(b_scales), "n"(kByte));
 }
+
+// d = a (16 x 64) b (64 x 8) + c, E2M1 operands, eight to a word, with a UE4M3 scale for each 16
+// along K of each row of a and each column of b. a_scales in lane 4g has the four scales of row g,
+// and in lane 4g + 1 those of row g + 8; b_scales in lane 4g those of column g. Other lanes are
+// ignored. Exists on sm_120a only.
+__device__ __forceinline__ void mma_m16n8k64_nvfp4(float (&d)[4], const uint32 (&a)[4], uint32 b0,
+                                                   uint32 b1, const float (&c)[4], uint32 a_scales,
+                                                   uint32 b_scales) {
+    asm("mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X"
+        ".f32.e2m1.e2m1.f32.ue4m3 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13}, "
+        "%14, {0, 0}, %15, {0, 0};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
+          "f"(c[2]), "f"(c[3]), "r"(a_scales), "r"(b_scales));
+}

@@ -56,6 +56,24 @@ __device__ __forceinline__ void tcgen05_multiply_mxf8(uint32 target, uint64 a, u
         : "memory")
 }
 
+// target (+)= a b^T over 64 elements of 4 bits along K, with four scales for 16 each.
+template <int kCtas>
+__device__ __forceinline__ void tcgen05_multiply_nvf4(uint32 target, uint64 a, uint64 b,
+                                                      uint32 instruction, uint32 a_scales,
+                                                      uint32 b_scales, bool accumulate) {
+    const uint32 add = accumulate;
+    TCGEN05_BY_CTAS(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.b32 p, %6, 0;\n"
+        "tcgen05.mma",
+        ".kind::mxf4nvf4.block_scale.block16 [%0], %1, %2, %3, [%4], [%5], p;\n"
+        "}",
+        :
+        : "r"(target), "l"(a), "l"(b), "r"(instruction), "r"(a_scales), "r"(b_scales), "r"(add)
+        : "memory")
+}
+
 // target (+)= a b^T over 16 elements of 16 bits along K.
 template <int kCtas>
 __device__ __forceinline__ void tcgen05_multiply_f16(uint32 target, uint64 a, uint64 b,

@@ -76,8 +76,8 @@ impl KernelCatalog for CudaCatalog {
         serving.map(|spec| (spec.predict)(request, target)).min_by(f64::total_cmp)
     }
 
-    fn serves(&self, format: &QuantFormat, role: Role, target: &Target) -> Result<(), String> {
-        served(format, role, target)
+    fn serves(&self, format: &QuantFormat, role: Role, _: &Target) -> Result<(), String> {
+        served(format, role)
     }
 
     fn unit_of(&self, kernel: &str, unit: MathUnit) -> MathUnit {
@@ -203,16 +203,13 @@ fn without_kernel(scale: ScaleFormat) -> Option<String> {
 }
 
 /// Whether kernels serve the GEMMs of a tensor of this role in a format: MXFP8 everywhere, NVFP4
-/// for matrices on Hopper, where the products of NVFP4 are exact in BF16.
-fn served(format: &QuantFormat, role: Role, target: &Target) -> Result<(), String> {
+/// for matrices.
+fn served(format: &QuantFormat, role: Role) -> Result<(), String> {
     let [mxfp8, nvfp4] = [QuantFormat::MXFP8, QuantFormat::NVFP4];
     if format.is_of_family(&mxfp8) {
         return without_kernel(format.scale).map_or(Ok(()), Err);
     }
     let (known, got) = (mxfp8.name(), format.name());
-    if target.arch != Architecture::Sm90a.target_name() {
-        return Err(format!("CUDA kernels for {} take {known}, not {got}", target.arch));
-    }
     match (format.is_of_family(&nvfp4), role) {
         (true, Role::Expert) => Err(format!("CUDA kernels of experts take {known}, not {got}")),
         (true, _) => Ok(()),

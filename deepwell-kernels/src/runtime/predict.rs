@@ -32,6 +32,8 @@ pub(crate) const MMA_SYNC_BF16: f64 = 0.17;
 /// Share of the FP8 peak of `sm120_mxfp8_gemm.cu`, where tensor cores apply the scales: assumed,
 /// that of `bf16_gemm.cu`, with the same structure.
 pub(crate) const SM120_MXFP8: f64 = MMA_SYNC_BF16;
+/// Share of the FP4 peak of `sm120_nvfp4_gemm.cu`: assumed, for the same reason.
+pub(crate) const SM120_NVFP4: f64 = MMA_SYNC_BF16;
 
 /// Rates of a target.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,6 +41,7 @@ pub(crate) struct Rates {
     f32_flops_per_s: f64,
     bf16_flops_per_s: f64,
     fp8_flops_per_s: f64,
+    nvfp4_flops_per_s: f64,
     bytes_per_s: f64,
     launch_s: f64,
 }
@@ -57,6 +60,8 @@ impl Rates {
             f32_flops_per_s: share * f32_tflops * 1e12,
             bf16_flops_per_s: share * bf16_tflops * 1e12,
             fp8_flops_per_s: share * fp8_tflops * 1e12,
+            // Without a peak, operands are dequantized first.
+            nvfp4_flops_per_s: share * tflops(NumberFormat::Nvfp4).unwrap_or(bf16_tflops) * 1e12,
             bytes_per_s: share * gpu.hbw_gbps * 1e9,
             launch_s: LAUNCH_S,
         }
@@ -72,6 +77,7 @@ impl Rates {
             f32_flops_per_s: flops_per_s(NumberFormat::Fp32),
             bf16_flops_per_s: flops_per_s(format),
             fp8_flops_per_s: flops_per_s(format),
+            nvfp4_flops_per_s: flops_per_s(format),
             bytes_per_s: core(tier).memory_gbps_or_assumed() * 1e9 * f64::from(cores),
             launch_s: 0.0,
         }
@@ -82,8 +88,7 @@ impl Rates {
             MathUnit::F32 => self.f32_flops_per_s,
             MathUnit::Bf16 => self.bf16_flops_per_s,
             MathUnit::Mxfp8 => self.fp8_flops_per_s,
-            // Operands are dequantized first, on the CPU and on Hopper.
-            MathUnit::Nvfp4 => self.bf16_flops_per_s,
+            MathUnit::Nvfp4 => self.nvfp4_flops_per_s,
         }
     }
 
@@ -191,7 +196,7 @@ fn result_of_gemm(request: &KernelRequest<'_>) -> Option<[usize; 2]> {
         Op::Linear(_) => [shape(0)[0], shape(1)[0]],
         Op::LinearDgrad(_) => [shape(0)[0], shape(1)[1]],
         Op::LinearWgrad(_) => [shape(0)[1], shape(1)[1]],
-        Op::ScaledGemm(_) => [shape(0)[0], shape(2)[0]],
+        Op::ScaledGemm(op) => [shape(0)[0], shape(op.b_input())[0]],
         _ => return None,
     })
 }

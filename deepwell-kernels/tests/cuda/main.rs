@@ -154,8 +154,12 @@ mod sm100_bf16_gemm;
 mod sm100_mxfp8_gemm;
 #[path = "../../src/ops/grouped_gemm/tests/sm100_mxfp8_grouped_gemm.rs"]
 mod sm100_mxfp8_grouped_gemm;
+#[path = "../../src/ops/scaled_gemm/tests/sm100_nvfp4_gemm.rs"]
+mod sm100_nvfp4_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm120_mxfp8_gemm.rs"]
 mod sm120_mxfp8_gemm;
+#[path = "../../src/ops/scaled_gemm/tests/sm120_nvfp4_gemm.rs"]
+mod sm120_nvfp4_gemm;
 #[path = "../../src/ops/attention/tests/sm90_attention.rs"]
 mod sm90_attention;
 #[path = "../../src/ops/attention/tests/sm90_attention_backward.rs"]

@@ -33,7 +33,9 @@ const RULES: &[Rule] = &[
         load: Some("UTMALDG"),
         pair: Some("_256x"),
     },
+    Rule { stem: "sm100_nvfp4_gemm", mma: "UTCOMMA", load: Some("UTMALDG"), pair: Some("_256x") },
     Rule { stem: "sm120_mxfp8_gemm", mma: "QMMA.SF", load: None, pair: None },
+    Rule { stem: "sm120_nvfp4_gemm", mma: "OMMA.SF", load: None, pair: None },
 ];
 
 impl Kernel {

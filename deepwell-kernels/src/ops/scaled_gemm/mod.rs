@@ -10,7 +10,9 @@ pub mod nvfp4;
 pub mod nvfp4_oracle;
 mod sm100_mxfp8_gemm;
 mod sm100_mxfp8_gemm_fused;
+mod sm100_nvfp4_gemm;
 mod sm120_mxfp8_gemm;
+mod sm120_nvfp4_gemm;
 mod sm90_dequantized_nvfp4_gemm;
 pub(crate) mod sm90_mxfp8_gemm;
 
@@ -34,7 +36,9 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         dequantized_gemm::SPECS,
         sm100_mxfp8_gemm::SPECS,
         sm100_mxfp8_gemm_fused::SPECS,
+        sm100_nvfp4_gemm::SPECS,
         sm120_mxfp8_gemm::SPECS,
+        sm120_nvfp4_gemm::SPECS,
         sm90_mxfp8_gemm::SPECS,
         mxfp8_gemm::SPECS,
         sm90_dequantized_nvfp4_gemm::SPECS,

@@ -9,8 +9,9 @@
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
-#include "epilogue/sm100_mxfp8_gemm.cuh"
+#include "epilogue/sm100_scaled_gemm.cuh"
 #include "epilogue/store_tensor_tile.cuh"
+#include "mma/sm100_mxfp8_tile.cuh"
 
 using namespace sm100_mxfp8;
 
@@ -19,10 +20,10 @@ extern __shared__ __align__(1024) uint8 memory[];
 template <typename S, typename Element>
 __device__ __forceinline__ void gemm(const Operand& a, const Operand& b,
                                      const TileResult<Element>& result, int32 k) {
-    mxfp8_gemm<S>(a, b, k, memory,
-                     [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {
-                         store_tensor_tiles(shared, tensor_base, tiles, result);
-                     });
+    scaled_gemm<S>(a, b, k, memory,
+                   [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {
+                       store_tensor_tiles(shared, tensor_base, tiles, result);
+                   });
 }
 
 // a [m, k] in boxes of 128 rows, b [n, k] in boxes of tile_n / ctas rows, both of 128 columns and

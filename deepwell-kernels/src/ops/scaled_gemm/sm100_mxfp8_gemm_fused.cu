@@ -5,7 +5,8 @@
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
 #include "epilogue/fused_tensor_tile.cuh"
-#include "epilogue/sm100_mxfp8_gemm.cuh"
+#include "epilogue/sm100_scaled_gemm.cuh"
+#include "mma/sm100_mxfp8_tile.cuh"
 
 using namespace sm100_mxfp8;
 
@@ -21,7 +22,7 @@ extern __shared__ __align__(1024) uint8 memory[];
         using S = Shape<ctas, tile_n>;                                                           \
         const FusedResult result = FUSED_RESULT;                                                 \
         MxCounters counters;                                                                     \
-        mxfp8_gemm<S>(                                                                           \
+        scaled_gemm<S>(                                                                           \
             Operand{a, a_scales, m}, Operand{b, b_scales, n}, k, memory,                         \
             [&](const Shared<S>& shared, uint32 tensor_base, auto tiles) {                       \
                 store_fused_tiles(shared, tensor_base, tiles, result, counters);                 \

@@ -40,7 +40,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] =
         })
         .select_tile(|request, target| sm90_bf16_tiles::select_tile(sizes_of(request), target))];
 
-fn gemm_of(op: &Op) -> Option<&ScaledGemm> {
+pub(super) fn gemm_of(op: &Op) -> Option<&ScaledGemm> {
     match op.leading() {
         Op::ScaledGemm(op) => Some(op),
         _ => None,
@@ -48,7 +48,7 @@ fn gemm_of(op: &Op) -> Option<&ScaledGemm> {
 }
 
 /// Index of the data of `b`.
-fn b_input(request: &KernelRequest<'_>) -> usize {
+pub(super) fn b_input(request: &KernelRequest<'_>) -> usize {
     gemm_of(request.op).map_or(0, ScaledGemm::b_input)
 }
 
@@ -70,18 +70,23 @@ fn predicted_s(request: &KernelRequest<'_>, target: &Target) -> f64 {
     rates.bytes_s(bytes) / SHARE + rates.launch_s() + sm90_bf16_tiles::predicted_s(sizes, target)
 }
 
-fn reject(request: &KernelRequest<'_>) -> Option<String> {
+pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
+    let operands = [0, b_input(request)];
+    refuse_result(request)
+        .or_else(|| not_empty(request, &operands))
+        .or_else(|| extents_fit(request, &operands))
+}
+
+/// Why the kernels of NVFP4 do not write a result, or do not add a bias.
+pub(super) fn refuse_result(request: &KernelRequest<'_>) -> Option<String> {
     let gemm = gemm_of(request.op)?;
     let output = request.operands[request.input_count].dtype;
     if !matches!(output, DType::Bf16 | DType::F32) {
         return Some(format!("gives bf16 or f32, not {output}"));
     }
     let bias = gemm.bias.then(|| &request.operands[gemm.plane_inputs()]);
-    if let Some(bias) = bias.filter(|bias| bias.dtype != output) {
-        return Some(format!("adds a bias of the result's type, {output}, not {}", bias.dtype));
-    }
-    let operands = [0, gemm.b_input()];
-    not_empty(request, &operands).or_else(|| extents_fit(request, &operands))
+    let bias = bias.filter(|bias| bias.dtype != output)?;
+    Some(format!("adds a bias of the result's type, {output}, not {}", bias.dtype))
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {

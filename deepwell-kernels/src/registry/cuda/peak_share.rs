@@ -1,5 +1,5 @@
-//! The largest measured share of a unit's peak for each kernel on an H200, for the roofline of its
-//! calls.
+//! The largest share of a unit's peak for kernels, for the roofline of their calls: measured on an
+//! H200, and by the instruction on sm_103a.
 
 use deepwell_ir::Target;
 
@@ -41,12 +41,19 @@ const HOPPER: &[(&str, f64)] = &[
     ("cuda_attention_part_backward", 0.26),
 ];
 
-/// The share of a kernel on a target; 1 if not measured, or if the GPU is emulated.
+/// Kernels on sm_103a that cannot reach the peak: FP4 MMAs have it with 96 elements along K, and
+/// take as long with 64 (assumed: the FP4 peak of a B300 is 1.5 times a B200's, that of FP8 equal).
+const SM103: &[(&str, f64)] = &[("cuda_sm100_nvfp4_gemm", 64.0 / 96.0)];
+
+/// The share of a kernel on a target; 1 if not known, or if the GPU is emulated.
 pub(super) fn peak_share(kernel: &str, target: &Target) -> f64 {
-    if target.gpu.is_none() || target.arch != Architecture::Sm90a.target_name() {
-        return 1.0;
-    }
-    let found = HOPPER.iter().find(|(name, _)| *name == kernel);
+    let is_on = |architecture: Architecture| target.arch == architecture.target_name();
+    let shares = match target.gpu {
+        Some(_) if is_on(Architecture::Sm90a) => HOPPER,
+        Some(_) if is_on(Architecture::Sm103a) => SM103,
+        _ => &[],
+    };
+    let found = shares.iter().find(|(name, _)| *name == kernel);
     found.map_or(1.0, |(_, share)| *share)
 }
 
@@ -58,11 +65,14 @@ mod tests {
 
     #[test]
     fn shares_are_of_kernels_that_there_are() {
-        for (kernel, share) in HOPPER {
-            let spec = cuda_kernels().find(|spec| spec.name == *kernel);
-            let runs = spec.is_some_and(|spec| spec.architectures.contains(&Architecture::Sm90a));
-            assert!(runs, "no kernel `{kernel}` for Hopper");
-            assert!(*share > 0.0 && *share < 1.0, "{kernel}: {share}");
+        for (shares, architecture) in [(HOPPER, Architecture::Sm90a), (SM103, Architecture::Sm103a)]
+        {
+            for (kernel, share) in shares {
+                let spec = cuda_kernels().find(|spec| spec.name == *kernel);
+                let runs = spec.is_some_and(|spec| spec.architectures.contains(&architecture));
+                assert!(runs, "no kernel `{kernel}` for {architecture:?}");
+                assert!(*share > 0.0 && *share < 1.0, "{kernel}: {share}");
+            }
         }
     }
 
@@ -98,6 +108,9 @@ mod tests {
         check("cuda_attention_part", &hopper, 0.39);
         check("cuda_rms_norm", &hopper, 1.0);
         check("cublaslt_linear", &blackwell, 1.0);
+        check("cuda_sm100_nvfp4_gemm", &blackwell, 1.0);
+        let ultra = cuda_target(Architecture::Sm103a, 148, &[]);
+        check("cuda_sm100_nvfp4_gemm", &ultra, 64.0 / 96.0);
         check("cublaslt_linear", &emulated, 1.0);
     }
 }

@@ -265,19 +265,29 @@ fn rows_of_whole_groups_have_a_kernel() {
 
 /// What the quantizations of a format are served by, and why experts' tensors are not.
 #[test]
-fn nvfp4_is_served_on_hopper_but_not_for_experts() {
+fn nvfp4_is_served_for_matrices_but_not_for_experts() {
     let format = QuantFormat::NVFP4;
     let hopper = cuda_target(Architecture::Sm90a, 132, &[CUBLASLT]);
     let served = |role, target: &Target| CudaCatalog.serves(&format, role, target).err();
-    assert_eq!(served(Role::Linear, &hopper), None);
     let expected = "CUDA kernels of experts take mxfp8, not nvfp4";
-    assert_eq!(served(Role::Expert, &hopper).as_deref(), Some(expected));
-    for (architecture, name) in
-        [(Architecture::Sm100a, "blackwell-sm100"), (Architecture::Sm120a, "blackwell-sm120")]
-    {
-        let expected = format!("CUDA kernels for {name} take mxfp8, not nvfp4");
-        let target = cuda_target(architecture, 148, &[]);
-        assert_eq!(served(Role::Linear, &target), Some(expected));
+    let planes = |rows, k: usize| {
+        let scales = [usize::div_ceil(rows, 128), k.div_ceil(64), 512];
+        let data = operand(DType::E2m1, &[rows, k]);
+        [data, operand(DType::Ue4m3, &scales), operand(DType::F32, &[1])]
+    };
+    let (kind, output) = (GemmKind::Fprop, DType::Bf16);
+    let gemm = Op::from(ScaledGemm { kind, output, bias: false, a: format, b: format });
+    for (architecture, kernel) in [
+        (Architecture::Sm90a, "cuda_sm90_dequantized_nvfp4_gemm"),
+        (Architecture::Sm100a, "cuda_sm100_nvfp4_gemm"),
+        (Architecture::Sm103a, "cuda_sm100_nvfp4_gemm"),
+        (Architecture::Sm120a, "cuda_sm120_nvfp4_gemm"),
+    ] {
+        let target = cuda_target(architecture, 132, &[]);
+        assert_eq!(served(Role::Linear, &target), None);
+        assert_eq!(served(Role::Expert, &target).as_deref(), Some(expected));
+        let inputs = [planes(512, 256), planes(384, 256)].concat();
+        assert_eq!(chosen(&gemm, &inputs, &target).unwrap(), kernel, "{architecture:?}");
     }
     let source = [operand(DType::Bf16, &[128, 128])];
     let quantize = Op::from(Quantize { format, axis: Axis::Both });
@@ -301,31 +311,24 @@ fn nvfp4_is_served_on_hopper_but_not_for_experts() {
 fn formats_that_are_not_served_say_why() {
     let rule = |rule| QuantFormat::MXFP8.with_scale_rule(rule);
     let target = cuda_target(Architecture::Sm100a, 148, &[]);
+    let of_rule = "CUDA kernels quantize by the scale rules rceil and floor, not min_error";
     for (format, expected) in [
         (rule(ScaleRule::Rceil), None),
         (rule(ScaleRule::OcpFloor), None),
-        (
-            rule(ScaleRule::MinError),
-            Some("CUDA kernels quantize by the scale rules rceil and floor, not min_error"),
-        ),
+        (rule(ScaleRule::MinError), Some([of_rule, of_rule])),
+        // A kernel does not say which others there are.
         (
             QuantFormat::mx(ElementFormat::E2M1),
-            Some("CUDA kernels for blackwell-sm100 take mxfp8, not mxfp4"),
+            Some(["CUDA kernels take mxfp8 and nvfp4, not mxfp4", "takes mxfp8, not mxfp4"]),
         ),
     ] {
         let served = CudaCatalog.serves(&format, Role::Linear, &target);
-        assert_eq!(served.err().as_deref(), expected, "{format}");
+        assert_eq!(served.err().as_deref(), expected.map(|[reason, _]| reason), "{format}");
         let op = Op::from(Quantize { format, axis: Axis::Both });
         let refused = chosen(&op, &[operand(DType::Bf16, &[128, 128])], &target).err();
         let reasons = refused.map(|error| error.to_string()).unwrap_or_default();
-        // A kernel does not say which others there are.
-        let expected_of_kernel =
-            expected.map(|reason| match reason.split_once(" for blackwell-sm100 ") {
-                Some((_, reason)) => reason.replacen("take ", "takes ", 1),
-                None => reason.to_string(),
-            });
-        let reason = expected_of_kernel.unwrap_or_default();
-        assert!(reasons.contains(&reason), "{format}: {reasons}");
+        let of_kernel = expected.map_or("", |[_, reason]| reason);
+        assert!(reasons.contains(of_kernel), "{format}: {reasons}");
         assert_eq!(reasons.is_empty(), expected.is_none(), "{format}: {reasons}");
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Source files of the kernels with alternatives; library kernels have none.
-const SOURCES: [(&str, &str); 27] = [
+const SOURCES: [(&str, &str); 29] = [
     ("cuda_attention", "attention"),
     ("cuda_attention_backward", "attention_backward"),
     ("cuda_sm90_attention", "sm90_attention"),
@@ -20,7 +20,9 @@ const SOURCES: [(&str, &str); 27] = [
     ("cuda_sm90_mxfp8_gemm", "sm90_mxfp8_gemm"),
     ("cuda_sm100_mxfp8_gemm", "sm100_mxfp8_gemm"),
     ("cuda_sm100_mxfp8_gemm_fused", "sm100_mxfp8_gemm_fused"),
+    ("cuda_sm100_nvfp4_gemm", "sm100_nvfp4_gemm"),
     ("cuda_sm120_mxfp8_gemm", "sm120_mxfp8_gemm"),
+    ("cuda_sm120_nvfp4_gemm", "sm120_nvfp4_gemm"),
     ("cuda_bf16_grouped_gemm", "bf16_grouped_gemm"),
     ("cuda_mxfp8_grouped_gemm", "mxfp8_grouped_gemm"),
     ("cuda_sm90_mxfp8_grouped_gemm", "sm90_mxfp8_grouped_gemm"),

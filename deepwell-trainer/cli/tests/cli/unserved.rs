@@ -3,30 +3,41 @@
 use super::*;
 
 const MODEL: &str = "llama-micro";
+const MIXTURE: &str = "moe-micro";
 
-/// `nvfp4` on a GPU without kernels for it trained in BF16 and exited with 0. The last blocks are
-/// in MXFP8, which a GPU serves, and this does not change the answer.
+/// A policy with NVFP4 for experts alone, which no GPU serves; other linear layers are in `format`.
+fn of_experts(folder: &Folder, precision: &str, format: &str) -> String {
+    folder.file(
+        "policy.toml",
+        &format!(
+            "precision = \"{precision}\"\nkeep_first_last_bf16 = false\n[[rule]]\n\
+             tensors = \"*\"\nformat = \"{format}\"\n[[rule]]\ntensors = \"*.experts.*\"\n\
+             format = \"nvfp4\"\n"
+        ),
+    )
+}
+
+/// `nvfp4` on a GPU without kernels for it trained in BF16 and exited with 0.
 #[test]
 fn issue_31_a_policy_of_which_nothing_is_served_is_an_error() {
     let folder = Folder::new();
     let expected = [
         "expected formats that the device computes",
-        "CUDA kernels for blackwell-sm100 take mxfp8, not nvfp4",
+        "CUDA kernels of experts take mxfp8, not nvfp4",
         "hint: `bf16` asks for what would run; `allow_fallback` (`--allow-fallback`)",
     ];
-    let nvfp4 = ["--precision", "nvfp4", "--device", "emulated:sm100"];
-    let train = folder.training(MODEL, "1");
+    let policy = of_experts(&folder, "nvfp4", "bf16");
+    let nvfp4 = ["--policy", &policy, "--device", "emulated:sm100"];
+    let train = folder.training(MIXTURE, "1");
     let train: Vec<&str> = train.iter().map(String::as_str).collect();
     check_error(&[&train[..], &nvfp4].concat(), 2, &expected);
-    check_error(&[&["plan", MODEL], &nvfp4[..]].concat(), 2, &expected);
-    check_error(&[&["dryrun", MODEL], &nvfp4[..]].concat(), 2, &expected);
+    check_error(&[&["plan", MIXTURE], &nvfp4[..]].concat(), 2, &expected);
+    check_error(&[&["dryrun", MIXTURE], &nvfp4[..]].concat(), 2, &expected);
 
-    let output = deepwell(&[&["dryrun", MODEL, "--allow-fallback"], &nvfp4[..]].concat());
+    let output = deepwell(&[&["dryrun", MIXTURE, "--allow-fallback"], &nvfp4[..]].concat());
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
-    // The last block of two is in MXFP8.
-    let said =
-        "6 tensors in bf16, not nvfp4: CUDA kernels for blackwell-sm100 take mxfp8, not nvfp4";
+    let said = "6 tensors in bf16, not nvfp4: CUDA kernels of experts take mxfp8, not nvfp4";
     assert!(stderr.contains(&format!("warning: {said}")), "{stderr}");
 }
 
@@ -34,23 +45,23 @@ fn issue_31_a_policy_of_which_nothing_is_served_is_an_error() {
 #[test]
 fn issue_31_a_policy_of_which_a_part_is_served_is_told() {
     let folder = Folder::new();
-    let policy = folder.file(
-        "policy.toml",
-        "precision = \"mxfp8\"\nkeep_first_last_bf16 = false\n[[rule]]\ntensors = \"*.up_proj.*\"\n\
-         format = \"nvfp4\"\n",
-    );
-    let args = ["dryrun", MODEL, "--device", "emulated:sm100", "--policy", &policy];
+    let policy = of_experts(&folder, "mxfp8", "mxfp8");
+    let args = ["dryrun", MIXTURE, "--device", "emulated:sm100", "--policy", &policy];
     let output = deepwell(&args);
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
-    assert!(stderr.contains("warning: 2 tensors in bf16, not nvfp4: "), "{stderr}");
+    assert!(stderr.contains("warning: 6 tensors in bf16, not nvfp4: "), "{stderr}");
 }
 
-/// Hopper has kernels for NVFP4, but not for experts, whose tensors are counted.
+/// GPUs have kernels for NVFP4, but not for experts, whose tensors are counted.
 #[test]
-fn nvfp4_on_hopper_is_served_for_all_but_experts() {
-    let nvfp4 = ["--precision", "nvfp4", "--device", "emulated:sm90"];
-    for (model, expected) in [(MODEL, None), ("moe-micro", Some("CUDA kernels of experts"))] {
+fn nvfp4_is_served_for_all_but_experts() {
+    let models = [(MODEL, None), (MIXTURE, Some("CUDA kernels of experts"))];
+    for ((model, expected), device) in
+        models.into_iter().flat_map(|it| ["sm90", "sm100", "sm120"].map(|on| (it, on)))
+    {
+        let device = format!("emulated:{device}");
+        let nvfp4 = ["--precision", "nvfp4", "--device", &device];
         let output = deepwell(&[&["dryrun", model], &nvfp4[..]].concat());
         let stderr = text(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{stderr}");

@@ -136,9 +136,9 @@ impl TileShape {
         (SHARED_BESIDE_STAGES + stages * stage) as u32
     }
 
-    /// Bytes of an element.
-    pub(crate) fn element_bytes(self) -> usize {
-        STAGE_ROW_BYTES / self.operands.stage_k()
+    /// Bytes of `elements` of a row, in whole bytes.
+    pub(crate) fn row_bytes(self, elements: usize) -> usize {
+        elements * STAGE_ROW_BYTES / self.operands.stage_k()
     }
 
     /// Elements of K per stage.
@@ -350,12 +350,16 @@ mod tests {
 
     #[test]
     fn stages_fit_and_grids_cover() {
-        let (bf16, mx) = (Operands::Bf16, Operands::Mx);
+        let (bf16, mx, nvfp4) = (Operands::Bf16, Operands::Mx, Operands::Nvfp4);
         for (operands, index, shared_bytes, name, grid) in [
             (mx, 0, 223_488, "256x256", 4),
             (mx, 1, 222_464, "256x128", 4),
             (mx, 2, 220_416, "128x256", 4),
             (mx, 3, 220_416, "128x128", 4),
+            (nvfp4, 0, 212_224, "256x256", 4),
+            (nvfp4, 1, 218_368, "256x128", 4),
+            (nvfp4, 2, 183_552, "128x256", 4),
+            (nvfp4, 3, 201_984, "128x128", 4),
             (bf16, 0, 214_272, "256x256", 4),
             (bf16, 1, 214_272, "256x128", 4),
             (bf16, 2, 214_272, "128x256", 4),

@@ -5,8 +5,10 @@
 use super::tcgen05::{CTA_ROWS, GemmSizes, TileShape};
 
 /// BF16 multiply-adds per cycle of an SM: a B200's peak of 2250 TFLOP/s over 148 SMs at 1.855 GHz.
-/// The rate is twice as high for one-byte elements.
+/// The rate is twice as high for one-byte elements, and four times for elements of four bits: as
+/// many elements as a stage has along K.
 const BF16_FMAS_PER_CYCLE: u64 = 4096;
+const BF16_STAGE_K: u64 = 64;
 /// Bytes of operands per cycle that a tensor core reads from shared memory, and that copies write
 /// there: assumed, as on Hopper.
 const SHARED_BYTES_PER_CYCLE: u64 = 128;
@@ -109,13 +111,12 @@ impl Cost {
         sm_count: u64,
     ) -> Cost {
         let GemmSizes { m, n, k } = sizes;
-        let element_bytes = shape.element_bytes() as u64;
         let clusters = shape.clusters(sizes) as u64;
         let at_once = shape.clusters_at_once(sm_count as usize) as u64;
         let waves = clusters.div_ceil(at_once);
         let stages = k.div_ceil(shape.stage_k()) as u64;
 
-        let fmas_per_cycle = BF16_FMAS_PER_CYCLE * 2 / element_bytes;
+        let fmas_per_cycle = BF16_FMAS_PER_CYCLE * shape.stage_k() as u64 / BF16_STAGE_K;
         let stage_fmas = (CTA_ROWS * shape.columns * shape.stage_k()) as u64;
         let mma_cycles = stages * stage_fmas / fmas_per_cycle;
         let shared_cycles = stages * shape.stage_bytes() as u64 / SHARED_BYTES_PER_CYCLE;
@@ -127,7 +128,7 @@ impl Cost {
         // Bytes read by the clusters of a wave, which go down the rows of a group before the next
         // column.
         let [cluster_rows, cluster_columns] = shape.cluster_extents();
-        let row_bytes = k as u64 * element_bytes;
+        let row_bytes = shape.row_bytes(k) as u64;
         let operand_bytes = (m + n) as u64 * row_bytes;
         let group = m.min(GROUP_ROWS).div_ceil(cluster_rows) as u64;
         let wave_columns = at_once.div_ceil(group) * cluster_columns as u64;
@@ -180,13 +181,15 @@ mod tests {
 
     #[test]
     fn what_bounds_a_gemm() {
-        let (bf16, mx) = (Operands::Bf16, Operands::Mx);
+        let (bf16, mx, nvfp4) = (Operands::Bf16, Operands::Mx, Operands::Nvfp4);
         // Operands, index of the tile, sizes: waves, cycles of MMAs and of a tile, share of peak.
         for (operands, index, (m, n, k), expected) in [
             // MMAs and the L2 cache take equally long, and scales a little longer; the last wave is
             // partial.
             (bf16, 0, (4096, 4096, 4096), (4, 32768, 32768, 851)),
             (mx, 0, (4096, 4096, 4096), (4, 16384, 17152, 802)),
+            // Scales take a sixth of the copies, and MMAs half as long.
+            (nvfp4, 0, (4096, 4096, 4096), (4, 8192, 9728, 691)),
             // The L2 cache is the slowest unit.
             (bf16, 1, (4096, 4096, 4096), (7, 16384, 24576, 655)),
             (bf16, 3, (4096, 4096, 4096), (7, 16384, 32768, 492)),
@@ -256,9 +259,10 @@ mod tests {
              | slowest | results | cycles of all | share of peak |\n\
              |---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|\n",
         );
-        for (shapes, operands) in
-            [(TileShape::all(Operands::Bf16), "BF16"), (TileShape::all(Operands::Mx), "MXFP8")]
+        for (operands, name) in
+            [(Operands::Bf16, "BF16"), (Operands::Mx, "MXFP8"), (Operands::Nvfp4, "NVFP4")]
         {
+            let shapes = TileShape::all(operands);
             for (m, n, k) in [
                 (4096, 4096, 4096),
                 (8192, 8192, 8192),
@@ -272,7 +276,7 @@ mod tests {
                     let gigabytes = |bytes: u64| bytes as f64 / 1e9;
                     writeln!(
                         table,
-                        "| {operands} | {m}, {n}, {k} | {} | {} | {:.2} | {:.2} | {} \
+                        "| {name} | {m}, {n}, {k} | {} | {} | {:.2} | {:.2} | {} \
                          | {} | {} | {} | {:.1} % |",
                         shape.tile(),
                         cost.waves,
