@@ -4,6 +4,7 @@
 pub mod cpu;
 mod cuda;
 pub mod oracle;
+mod single;
 mod squares;
 
 use super::OpKernels;

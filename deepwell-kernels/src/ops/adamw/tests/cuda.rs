@@ -58,7 +58,7 @@ impl State {
         }
     }
 
-    /// One step on the GPU, in two buckets; the gradients must be left as they are.
+    /// One step on the GPU, in two buckets (of one parameter, `adamw_single.cu`); the gradients must be left as they are.
     fn step_on(&mut self, gpu: &mut Gpu, gradients: &[Vec<f32>], norm: f32) {
         let options = RunOptions { update: true, ..RunOptions::default() };
         let inputs =
@@ -239,5 +239,9 @@ fn late_steps_and_extreme_gradients_as_on_the_cpu() {
 }
 
 emulated! {
-    adamw on Sm100a: |gpu| check_steps(gpu, &[5, 36 * 1024 + 7])
+    adamw on Sm100a: |gpu| check_steps(gpu, &[5, 3, 36 * 1024 + 7, 9])
+}
+
+emulated! {
+    adamw_single on Sm90a: |gpu| check_steps(gpu, &[5, 36 * 1024 + 7])
 }
