@@ -16,10 +16,13 @@ import torch
 from torch import nn
 
 from deepwell import swaps
-from deepwell.library import KERNELS_VARIABLE, DeepwellError, UnsupportedError, is_available
-
-#: Path of another library than the one in the package.
-ENGINE_VARIABLE = "DEEPWELL_ENGINE_LIBRARY"
+from deepwell.library import (
+    KERNELS_VARIABLE,
+    LIBRARY_VARIABLE,
+    DeepwellError,
+    UnsupportedError,
+    is_available,
+)
 
 #: Targets that do not count, as in PyTorch.
 IGNORED = -100
@@ -51,13 +54,15 @@ class StepResult:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    chosen = os.environ.get(ENGINE_VARIABLE)
-    path = Path(chosen) if chosen else Path(__file__).with_name("libdeepwell_engine.so")
+    # Beside the library of the kernels, wherever that is.
+    chosen = os.environ.get(LIBRARY_VARIABLE)
+    folder = Path(chosen).parent if chosen else Path(__file__).parent
+    path = folder / "libdeepwell_engine.so"
     if not path.is_file():
         raise DeepwellError(
             f"libdeepwell_engine.so: expected a file at {path}, found none\n"
-            f"hint: install the wheel of deepwell, or set {ENGINE_VARIABLE} to a library built by "
-            "`cargo build --release --package deepwell-engine`"
+            "hint: install the wheel of deepwell, or put a library built by "
+            "`cargo build --release --package deepwell-engine` there"
         )
     kernels = path.with_name("kernels")
     if kernels.is_dir():

@@ -34,3 +34,12 @@ def test_without_the_library():
 
 def test_every_public_name_is_there():
     assert {name for name in dir(deepwell) if getattr(deepwell, name) is None} == set()
+
+
+def test_a_covering_of_combinations():
+    from conftest import covering
+
+    rows = [{"a": a, "b": b} for a in range(3) for b in range(2)]
+    kept = [row for row, keep in zip(rows, covering(rows)) if keep]
+    assert kept == [{"a": 0, "b": 0}, {"a": 0, "b": 1}, {"a": 1, "b": 0}, {"a": 2, "b": 0}]
+    assert covering([{}, {}]) == [True, True]
