@@ -39,8 +39,8 @@ def optimizer_steps(log: Log) -> None:
     shapes = [(512, 300), (7,), (1025,), (64, 64)]
     start = [torch.randn(shape, device=DEVICE) for shape in shapes]
     for dtype, bound in ((torch.float32, 1e-6), (BF16, 2e-3)):
-        own = [torch.nn.Parameter(t.to(dtype)) for t in start]
-        exact = [torch.nn.Parameter(p.detach().float()) for p in own]
+        own = [torch.nn.Parameter(t.to(dtype, copy=True)) for t in start]
+        exact = [torch.nn.Parameter(p.detach().float().clone()) for p in own]
         ours = deepwell.AdamW(own, lr=1e-2, weight_decay=0.1)
         theirs = torch.optim.AdamW(exact, lr=1e-2, weight_decay=0.1)
         kept = []

@@ -124,7 +124,11 @@ mod tests {
     #[test]
     fn the_library_among_messages() {
         let check = |messages: &str, expected: Option<&str>| {
-            assert_eq!(library(messages, "libdeepwell.so"), expected.map(PathBuf::from), "{messages}");
+            assert_eq!(
+                library(messages, "libdeepwell.so"),
+                expected.map(PathBuf::from),
+                "{messages}"
+            );
         };
         check("", None);
         check(r#"{"filenames":["/t/libdeepwell_ir.rlib","/t/libdeepwell.rlib"]}"#, None);

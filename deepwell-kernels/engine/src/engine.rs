@@ -168,10 +168,7 @@ impl TrainedModel {
 }
 
 /// The tensors of PyTorch that the engine trains. A tied tensor is there under each of its names.
-fn tensors_of(
-    model: &ModelSource,
-    engine: &Engine,
-) -> Result<BTreeMap<String, Tensor>, Failure> {
+fn tensors_of(model: &ModelSource, engine: &Engine) -> Result<BTreeMap<String, Tensor>, Failure> {
     let mut tensors: BTreeMap<String, Tensor> = BTreeMap::new();
     let parameters = &engine.program().parameters;
     let aliases: BTreeMap<String, Vec<String>> =
@@ -193,11 +190,7 @@ fn tensors_of(
     Ok(tensors)
 }
 
-fn description(
-    model: &ModelSource,
-    engine: &Engine,
-    tensors: &BTreeMap<String, Tensor>,
-) -> Value {
+fn description(model: &ModelSource, engine: &Engine, tensors: &BTreeMap<String, Tensor>) -> Value {
     let plan = engine.plan();
     let (bf16, quantized) = (engine.precision_fallbacks(), engine.quantized_flop_share_planned());
     json!({

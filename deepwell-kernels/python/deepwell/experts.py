@@ -156,7 +156,10 @@ def forward(self, hidden_states, top_k_index, top_k_weights):
 
 def _rejects(module, hidden_states) -> str | None:
     """Why the kernels do not serve a call; ``None`` if they do."""
-    if module._is_expert_parallel or getattr(module, "has_post_expert_norm", False):
+    # Both attributes are younger than the registry.
+    if getattr(module, "_is_expert_parallel", False) or getattr(
+        module, "has_post_expert_norm", False
+    ):
         return "kernels take no expert parallelism and no norm after experts"
     if not hidden_states.shape[0]:
         return "kernels take at least one token"

@@ -178,7 +178,7 @@ def _swap_attention(model: nn.Module, report: Report) -> None:
 
 def _swap_experts(model: nn.Module, report: Report) -> None:
     for name, submodel in _submodels(model):
-        own = [module for module in submodel.modules() if hasattr(module, "_is_expert_parallel")]
+        own = [module for module in submodel.modules() if hasattr(module, "is_transposed")]
         before = getattr(submodel.config, "_experts_implementation", None)
         if not own or before == experts.NAME:
             continue

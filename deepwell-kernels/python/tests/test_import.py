@@ -43,3 +43,11 @@ def test_a_covering_of_combinations():
     kept = [row for row, keep in zip(rows, covering(rows)) if keep]
     assert kept == [{"a": 0, "b": 0}, {"a": 0, "b": 1}, {"a": 1, "b": 0}, {"a": 2, "b": 0}]
     assert covering([{}, {}]) == [True, True]
+
+
+def test_a_name_is_the_same_after_its_module_is_loaded():
+    # A submodule of the name of a function would take its place.
+    for name in dir(deepwell):
+        if not name.startswith("_"):
+            assert getattr(deepwell, name) is getattr(deepwell, name), name
+            assert not isinstance(getattr(deepwell, name), type(sys)), name
