@@ -1,4 +1,4 @@
-//! `cargo xtask wheel`: builds two libraries, of the kernels and of the trainer, and packs them with
+//! `cargo xtask wheel`: builds the libraries of the kernels and of the trainer, and packs them with
 //! the Python package `deepwell`.
 
 use std::ffi::OsString;

@@ -34,7 +34,7 @@ thread_local! {
 }
 
 fn set_last_error(message: &str) {
-    // A message ends at its first zero byte, if it has one.
+    // A zero byte would end a string of C.
     let text = message.split('\0').next().unwrap_or_default();
     LAST_ERROR.set(CString::new(text).unwrap_or_default());
 }

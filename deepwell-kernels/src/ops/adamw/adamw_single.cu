@@ -1,6 +1,6 @@
-// AdamW of one parameter. Its addresses are arguments of the launch, not a table in device memory as
-// in `adamw.cu`: a caller whose gradients move from step to step (a framework with an allocator of
-// its own) uploads nothing.
+// AdamW of one parameter. The addresses are arguments of the launch, not a table in device memory
+// as in `adamw.cu`: a caller whose gradients move from step to step (a framework with an allocator)
+// uploads nothing.
 //
 // The arithmetic is that of `adamw.cu`, bit by bit. A CTA has a chunk of 1024 elements, a thread
 // four of them. A step whose norm is not finite changes nothing.

@@ -58,7 +58,8 @@ impl State {
         }
     }
 
-    /// One step on the GPU, in two buckets (of one parameter, `adamw_single.cu`); the gradients must be left as they are.
+    /// One step on the GPU, in two buckets, of which one with a single parameter runs
+    /// `adamw_single.cu`; the gradients must be left as they are.
     fn step_on(&mut self, gpu: &mut Gpu, gradients: &[Vec<f32>], norm: f32) {
         let options = RunOptions { update: true, ..RunOptions::default() };
         let inputs =
