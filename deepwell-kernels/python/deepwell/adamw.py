@@ -202,8 +202,10 @@ class AdamW(torch.optim.AdamW):
             for name in _WIDE:
                 # PyTorch has rounded these to the type of the parameter.
                 if wide and name in state:
-                    target[name] = state[name].detach().to(
-                        device=parameter.device, dtype=torch.float32, copy=True
+                    target[name] = (
+                        state[name]
+                        .detach()
+                        .to(device=parameter.device, dtype=torch.float32, copy=True)
                     )
 
 

@@ -35,11 +35,11 @@ class KernelRecord:
     total_us: float = 0.0
     #: Floating-point operations of all calls, by the definitions of the ops.
     flops: int = 0
-    #: Warps of an SM that ran, as a part of those that fit, on average, as CUPTI estimates it from the
-    #: launch: too low for persistent kernels. ``None`` if CUPTI gave none.
+    #: Warps of an SM that ran, as a part of those that fit, on average, as CUPTI estimates it from
+    #: the launch: too low for persistent kernels. ``None`` if CUPTI gave none.
     occupancy: float | None = None
-    #: FLOP/s as a part of what the tensor pipes do at the largest clock; ``None`` for kernels without
-    #: tensor instructions, and for GPUs whose rate is not known.
+    #: FLOP/s as a part of what the tensor pipes do at the largest clock; ``None`` for kernels
+    #: without tensor instructions, and for GPUs whose rate is not known.
     tensor_pipe_share: float | None = None
     #: Columns of tensor memory that a CTA allocates.
     tmem_columns: int = 0

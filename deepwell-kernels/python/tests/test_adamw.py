@@ -175,7 +175,8 @@ def test_what_kernels_do_not_take():
     for p, q in zip(own, theirs):
         assert torch.allclose(p, q, atol=1e-6)
     reasons = "\n".join(reason for name, reason in swaps.FALLBACKS if name == "AdamW")
-    assert "multiples of 64" in reasons and "contiguous" in reasons and "not torch.float16" in reasons
+    for expected in ("multiples of 64", "contiguous", "not torch.float16"):
+        assert expected in reasons
     assert without not in optimizers[0].state or not optimizers[0].state[without]
 
 
