@@ -7,7 +7,6 @@ operator returns new tensors, contiguous, on the device of its inputs.
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 

@@ -1,4 +1,4 @@
-"""``KernelProfiler``: time, throughput and occupancy of the library's kernels in a block of code."""
+"""``KernelProfiler``: time, rate and occupancy of the library's kernels in a block of code."""
 
 from __future__ import annotations
 
