@@ -1,9 +1,9 @@
-"""Writes the wheel of `deepwell`: the Python files, `libdeepwell.so` and compiled kernels.
+"""Writes the wheel of `deepwell`: the Python files, the libraries and compiled kernels.
 
-    python3 build_wheel.py --library LIB --out FOLDER [--kernels FOLDER]
+    python3 build_wheel.py --library LIB --out FOLDER [--engine LIB] [--kernels FOLDER]
 
 Needs Python alone. The same files give the same bytes. The platform tag comes from the newest glibc
-that the library asks for.
+that a library asks for.
 """
 
 import argparse
@@ -48,11 +48,15 @@ def metadata(project: dict) -> str:
     return "\n".join(lines)
 
 
-def contents(library: Path, kernels: Path | None, info: str, project: dict) -> dict[str, bytes]:
+def contents(
+    libraries: list[Path], kernels: Path | None, info: str, project: dict
+) -> dict[str, bytes]:
     """Files of the wheel by name, without RECORD."""
-    data = library.read_bytes()
     files = {f"deepwell/{p.name}": p.read_bytes() for p in (HERE / "deepwell").glob("*.py")}
-    files["deepwell/libdeepwell.so"] = data
+    data = b""
+    for library in libraries:
+        files[f"deepwell/{library.name}"] = library.read_bytes()
+        data += files[f"deepwell/{library.name}"]
     if kernels is not None:
         found = [path for pattern in KERNELS for path in kernels.glob(pattern)]
         if not any(path.suffix == ".cubin" for path in found):
@@ -82,16 +86,18 @@ def record(files: dict[str, bytes], info: str) -> bytes:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", type=Path, required=True)
+    parser.add_argument("--engine", type=Path)
     parser.add_argument("--kernels", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     project = tomllib.loads((HERE / "pyproject.toml").read_text())["project"]
     stem = f"{project['name']}-{project['version']}"
     info = f"{stem}.dist-info"
-    files = dict(sorted(contents(arguments.library, arguments.kernels, info, project).items()))
+    libraries = [path for path in (arguments.library, arguments.engine) if path is not None]
+    files = dict(sorted(contents(libraries, arguments.kernels, info, project).items()))
     files[f"{info}/RECORD"] = record(files, info)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    tag = platform_tag(files["deepwell/libdeepwell.so"])
+    tag = platform_tag(b"".join(data for name, data in files.items() if name.endswith(".so")))
     path = arguments.out / f"{stem}-py3-none-{tag}.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as wheel:
         for name, data in files.items():

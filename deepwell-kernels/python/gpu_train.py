@@ -1,6 +1,6 @@
 """Trains a model from random weights in one configuration, and times the steps.
 
-    python3 gpu_train.py MODEL CONFIGURATION [--steps N] [--profile]
+    python3 gpu_train.py MODEL CONFIGURATION [--steps N] [--seed N] [--profile]
 
 Prints one line of JSON. `gpu_check.py` starts one process for each configuration.
 """
@@ -45,8 +45,16 @@ def kernels_of(step, rows: int = 25) -> str:
     return "\n".join(lines)
 
 
-def train(model_name: str, configuration: str, steps: int, profiled: bool = False) -> dict:
-    """Trains on sequences of random tokens that repeat, so that there is something to learn."""
+def train(
+    model_name: str,
+    configuration: str,
+    steps: int,
+    profiled: bool = False,
+    seed: int = 0,
+    warmed_up=None,
+) -> dict:
+    """Trains on sequences of random tokens that repeat, so that there is something to learn.
+    ``warmed_up`` is called after three steps, which compile everything."""
     import transformers
 
     import deepwell
@@ -61,7 +69,7 @@ def train(model_name: str, configuration: str, steps: int, profiled: bool = Fals
         from liger_kernel.transformers import apply_liger_kernel_to_llama
 
         apply_liger_kernel_to_llama()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     with torch.device(DEVICE):
         net = transformers.AutoModelForCausalLM.from_config(config, dtype=BF16).train()
     if configuration.startswith("deepwell"):
@@ -74,7 +82,7 @@ def train(model_name: str, configuration: str, steps: int, profiled: bool = Fals
         convert_to_float8_training(net, module_filter_fn=lambda module, name: name != last)
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-4, fused=True)
     call = torch.compile(net) if configuration.endswith("compile") else net
-    generator = torch.Generator(device=DEVICE).manual_seed(1)
+    generator = torch.Generator(device=DEVICE).manual_seed(seed + 1)
     base = torch.randint(0, 32000, (64, seq), device=DEVICE, generator=generator)
     losses, times = [], []
 
@@ -87,8 +95,10 @@ def train(model_name: str, configuration: str, steps: int, profiled: bool = Fals
         optimizer.zero_grad()
         return loss
 
-    for _ in range(steps):
+    for number in range(steps):
         torch.cuda.synchronize()
+        if number == 3 and warmed_up:
+            warmed_up()
         begin = time.perf_counter()
         loss = step()
         torch.cuda.synchronize()
@@ -99,6 +109,7 @@ def train(model_name: str, configuration: str, steps: int, profiled: bool = Fals
     step_s = statistics.median(times[len(times) // 2 :])
     record = {
         "section": "training", "model": model_name, "configuration": configuration, "steps": steps,
+        "seed": seed,
         "step_ms": round(1e3 * step_s, 2), "tokens_per_s": round(batch * seq / step_s),
         "memory_peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
         "loss_first": round(losses[0], 4), "loss_last": round(statistics.mean(losses[-5:]), 4),
@@ -115,9 +126,12 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("configuration", choices=CONFIGURATIONS)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--seed", type=int, default=0, help="of weights and data")
     parser.add_argument("--profile", action="store_true", help="print the kernels of one more step")
     arguments = parser.parse_args()
-    record = train(arguments.model, arguments.configuration, arguments.steps, arguments.profile)
+    record = train(
+        arguments.model, arguments.configuration, arguments.steps, arguments.profile, arguments.seed
+    )
     print(json.dumps(record))
 
 

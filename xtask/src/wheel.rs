@@ -1,4 +1,5 @@
-//! `cargo xtask wheel`: builds `libdeepwell.so` and packs it with the Python package `deepwell`.
+//! `cargo xtask wheel`: builds the libraries of the kernels and of the trainer, and packs them with
+//! the Python package `deepwell`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -31,6 +32,12 @@ from PyPI in target/zig.
 const ZIG: &str = "ziglang==0.17.1";
 const GLIBC_TARGET: &str = "x86_64-linux-gnu.2.28";
 
+/// Flag of `build_wheel.py`, package and file of each library in a wheel.
+const LIBRARIES: [(&str, &str, &str); 2] = [
+    ("--library", "deepwell-capi", "libdeepwell.so"),
+    ("--engine", "deepwell-engine", "libdeepwell_engine.so"),
+];
+
 pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<ExitCode> {
     if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
         print!("{HELP}");
@@ -47,10 +54,13 @@ pub(crate) fn run(shell: &Shell, root: &Path, arguments: &[OsString]) -> Result<
             _ => out = PathBuf::from(value),
         }
     }
-    let library = build(shell, &linker(shell, root)?)?;
+    let linker = linker(shell, root)?;
     let mut command = Command::new("python3");
     command.current_dir(root).arg("deepwell-kernels/python/build_wheel.py");
-    command.arg("--library").arg(library).arg("--out").arg(out);
+    for (flag, package, file) in LIBRARIES {
+        command.arg(flag).arg(build(shell, &linker, package, file)?);
+    }
+    command.arg("--out").arg(out);
     if let Some(kernels) = kernels {
         command.arg("--kernels").arg(kernels);
     }
@@ -81,30 +91,30 @@ fn linker(shell: &Shell, root: &Path) -> Result<PathBuf> {
     Ok(linker)
 }
 
-/// Builds the library and returns its path. Cargo's progress goes to the terminal.
-fn build(shell: &Shell, linker: &Path) -> Result<PathBuf> {
+/// Builds a library and returns its path. Cargo's progress goes to the terminal.
+fn build(shell: &Shell, linker: &Path, package: &str, file: &str) -> Result<PathBuf> {
     let cargo = cargo();
     // Flags after `--` reach this crate alone, so the dependencies are those of other builds.
     let messages = cmd!(
         shell,
-        "{cargo} rustc --release --locked --package deepwell-capi --lib --crate-type cdylib
+        "{cargo} rustc --release --locked --package {package} --lib --crate-type cdylib
          --message-format json-render-diagnostics -- -C linker={linker}"
     )
     .quiet()
     .read()
-    .context("`deepwell-capi` does not build; cargo's message is above")?;
-    library(&messages).context("cargo built `deepwell-capi` and did not say where")
+    .with_context(|| format!("`{package}` does not build; cargo's message is above"))?;
+    library(&messages, file).with_context(|| format!("cargo built `{package}` and hid the file"))
 }
 
-/// Returns the shared library that cargo's messages name.
-fn library(messages: &str) -> Option<PathBuf> {
+/// Returns the shared library of this name in cargo's messages.
+fn library(messages: &str, file: &str) -> Option<PathBuf> {
     messages
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok())
         .filter_map(|message| message.get("filenames")?.as_array().cloned())
         .flatten()
         .filter_map(|name| name.as_str().map(PathBuf::from))
-        .find(|path| path.file_name().is_some_and(|name| name == "libdeepwell.so"))
+        .find(|path| path.file_name().is_some_and(|name| name == file))
 }
 
 #[cfg(test)]
@@ -114,7 +124,11 @@ mod tests {
     #[test]
     fn the_library_among_messages() {
         let check = |messages: &str, expected: Option<&str>| {
-            assert_eq!(library(messages), expected.map(PathBuf::from), "{messages}");
+            assert_eq!(
+                library(messages, "libdeepwell.so"),
+                expected.map(PathBuf::from),
+                "{messages}"
+            );
         };
         check("", None);
         check(r#"{"filenames":["/t/libdeepwell_ir.rlib","/t/libdeepwell.rlib"]}"#, None);
@@ -123,5 +137,7 @@ mod tests {
             r#"{"filenames":["/t/libdeepwell.rlib","/t/libdeepwell.so"]}"#,
             Some("/t/libdeepwell.so"),
         );
+        let both = r#"{"filenames":["/t/libdeepwell_engine.so"]}"#;
+        check(both, None);
     }
 }

@@ -10,7 +10,7 @@
 
 // Version of the interface of plans: a library with the same number, or a larger one, serves a
 // caller that was written for this number.
-#define DW_ABI_VERSION 1
+#define DW_ABI_VERSION 2
 
 // Dimensions of an operand at most.
 #define DW_MAX_RANK 8
@@ -357,6 +357,13 @@ size_t dw_plan_workspace_bytes(const struct DwPlan *plan);
 // # Safety
 // `plan` is a plan of `dw_plan_create`.
 const char *dw_plan_kernel(const struct DwPlan *plan);
+
+// Floating-point operations of a run, by the op's definition: two per multiply-add of a GEMM, and
+// those of the visible scores alone in attention. Since version 2 of the interface.
+//
+// # Safety
+// `plan` is a plan of `dw_plan_create`.
+uint64_t dw_plan_flops(const struct DwPlan *plan);
 
 // Runs a plan. On a GPU the work is enqueued in `stream` (a `CUstream`; null is the legacy default
 // stream), without an allocation and without waiting, so the stream may be captured into a CUDA

@@ -58,8 +58,8 @@ pub use grouped::{
     dw_grouped_gemm_mxfp8, dw_grouped_gemm_mxfp8_wgrad,
 };
 pub use plan::{
-    DW_ABI_VERSION, DwPlan, dw_abi_version, dw_plan_create, dw_plan_destroy, dw_plan_kernel,
-    dw_plan_run, dw_plan_workspace_bytes, dw_supported,
+    DW_ABI_VERSION, DwPlan, dw_abi_version, dw_plan_create, dw_plan_destroy, dw_plan_flops,
+    dw_plan_kernel, dw_plan_run, dw_plan_workspace_bytes, dw_supported,
 };
 pub use request::{DW_MAX_RANK, DwOperand, DwRequest};
 pub use session::dw_set_device;

@@ -16,7 +16,7 @@ use crate::template::{self, Template};
 
 /// Version of the interface of plans: a library with the same number, or a larger one, serves a
 /// caller that was written for this number.
-pub const DW_ABI_VERSION: u32 = 1;
+pub const DW_ABI_VERSION: u32 = 2;
 
 /// Alignment of every operand and workspace, because kernels copy whole lines.
 const ALIGNMENT_BYTES: usize = 64;
@@ -195,6 +195,17 @@ pub unsafe extern "C" fn dw_plan_workspace_bytes(plan: *const DwPlan) -> usize {
 pub unsafe extern "C" fn dw_plan_kernel(plan: *const DwPlan) -> *const c_char {
     // SAFETY: guaranteed by the caller.
     unsafe { plan.as_ref() }.map_or(ptr::null(), |plan| plan.kernel.as_ptr())
+}
+
+/// Floating-point operations of a run, by the op's definition: two per multiply-add of a GEMM, and
+/// those of the visible scores alone in attention. Since version 2 of the interface.
+///
+/// # Safety
+/// `plan` is a plan of `dw_plan_create`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dw_plan_flops(plan: *const DwPlan) -> u64 {
+    // SAFETY: guaranteed by the caller.
+    unsafe { plan.as_ref() }.map_or(0, |plan| plan.program.calls[0].cost.flops)
 }
 
 /// Runs a plan. On a GPU the work is enqueued in `stream` (a `CUstream`; null is the legacy default

@@ -1,4 +1,4 @@
-"""Names of the specification: attention by itself, as a module, and a profiler of kernels."""
+"""Names of the specification: attention by itself and as a module."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import logging
 import torch
 from torch import nn
 
-from deepwell import functional, multihead, plans, swaps
-from deepwell.library import DeepwellError, is_available
+from deepwell import functional, multihead, swaps
+from deepwell.library import DeepwellError
 from deepwell.model import optimize
 
 _LOG = logging.getLogger("deepwell")
@@ -23,7 +23,7 @@ class BlackwellConfig:
     use_flash_attention: bool = True
     #: Without a kernel for a request, use PyTorch's attention and say so once; otherwise an error.
     use_pytorch_fallback: bool = False
-    #: Print a table of kernels after :class:`KernelProfiler` ends.
+    #: Print the table of a :class:`deepwell.KernelProfiler` with this configuration as it ends.
     enable_profiling: bool = False
 
 
@@ -109,46 +109,3 @@ def optimize_for_blackwell(
         fallback=config.use_pytorch_fallback,
         **settings,
     )
-
-
-class KernelProfiler:
-    """Device time of each kernel of the library in a block of code, by CUDA events.
-
-    Occupancy, tensor-pipe share and TMEM columns of the specification need CUPTI and the kernels'
-    manifest; this class does not measure them yet.
-    """
-
-    def __init__(self):
-        available, reason = is_available()
-        if not available:
-            raise DeepwellError(f"the profiler times kernels of a GPU: {reason}")
-        self._calls: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
-
-    def __enter__(self) -> KernelProfiler:
-        plans.WATCHERS.append(self._around)
-        return self
-
-    def __exit__(self, *_):
-        plans.WATCHERS.remove(self._around)
-
-    def _around(self, kernel: str, run) -> None:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        self._calls.append((kernel, begin, end))
-
-    def times_us(self) -> dict[str, list[float]]:
-        """Microseconds of each call, by kernel."""
-        torch.cuda.synchronize()
-        times: dict[str, list[float]] = {}
-        for kernel, begin, end in self._calls:
-            times.setdefault(kernel, []).append(1e3 * begin.elapsed_time(end))
-        return times
-
-    def __str__(self) -> str:
-        lines = [f"{'kernel':40} {'calls':>6} {'total_us':>10} {'mean_us':>9}"]
-        for kernel, times in sorted(self.times_us().items(), key=lambda item: -sum(item[1])):
-            total = sum(times)
-            lines.append(f"{kernel:40} {len(times):6} {total:10.1f} {total / len(times):9.1f}")
-        return "\n".join(lines)

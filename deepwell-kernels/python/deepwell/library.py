@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 #: Version of the interface of plans that this package is written for.
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 #: Path of another library than the one in the package.
 LIBRARY_VARIABLE = "DEEPWELL_LIBRARY"
@@ -96,13 +96,10 @@ def library() -> ctypes.CDLL:
     loaded.dw_plan_workspace_bytes.restype = ctypes.c_size_t
     loaded.dw_plan_kernel.argtypes = [pointer]
     loaded.dw_plan_kernel.restype = ctypes.c_char_p
-    loaded.dw_plan_run.argtypes = [
-        pointer,
-        ctypes.POINTER(pointer),
-        pointer,
-        ctypes.c_size_t,
-        pointer,
-    ]
+    loaded.dw_plan_flops.argtypes = [pointer]
+    loaded.dw_plan_flops.restype = ctypes.c_uint64
+    # The operands are the address of an array: `ctypes` takes a plain number fastest.
+    loaded.dw_plan_run.argtypes = [pointer, pointer, pointer, ctypes.c_size_t, pointer]
     return loaded
 
 

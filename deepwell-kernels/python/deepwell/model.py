@@ -9,7 +9,7 @@ import weakref
 import torch
 from torch import nn
 
-from deepwell import hf_attention, multihead, ops, rotary, swaps  # noqa: F401
+from deepwell import experts, hf_attention, multihead, ops, rotary, swaps  # noqa: F401
 from deepwell.library import DeepwellError, UnsupportedError, is_available
 
 _LOG = logging.getLogger("deepwell")
@@ -28,6 +28,8 @@ class Report:
     unavailable: str = ""
     #: Attention implementations before, by name of the submodel.
     attention: dict[str, str] = dataclasses.field(default_factory=dict)
+    #: Implementations of experts before, by name of the submodel.
+    experts: dict[str, str | None] = dataclasses.field(default_factory=dict)
 
     @property
     def fallbacks(self) -> dict[tuple[str, str], int]:
@@ -96,6 +98,7 @@ def optimize(
     _swap_modules(model, precision, report)
     if attention_kernels:
         _swap_attention(model, report)
+    _swap_experts(model, report)
     if not report.swapped:
         raise DeepwellError(
             f"expected modules to swap, found none in {type(model).__name__}\n{report}"
@@ -173,6 +176,25 @@ def _swap_attention(model: nn.Module, report: Report) -> None:
         report.left.pop(key, None)
 
 
+def _swap_experts(model: nn.Module, report: Report) -> None:
+    for name, submodel in _submodels(model):
+        own = [module for module in submodel.modules() if hasattr(module, "is_transposed")]
+        before = getattr(submodel.config, "_experts_implementation", None)
+        if not own or before == experts.NAME:
+            continue
+        key = f"{name}.experts" if name else "experts"
+        reason = experts.register()
+        if reason is None and not own[0].down_proj.is_meta:
+            reason = experts.missing(own[0])
+        if reason:
+            report.left[key] = reason
+            continue
+        submodel.config._experts_implementation = experts.NAME
+        report.experts[name] = before
+        report.swapped[key] = f"{before} experts by kernels"
+        report.left.pop(key, None)
+
+
 def restore(model: nn.Module) -> nn.Module:
     """Undoes :func:`optimize`."""
     report = _REPORTS.pop(model, Report())
@@ -181,6 +203,8 @@ def restore(model: nn.Module) -> nn.Module:
             swaps.restore(module)
     for name, before in report.attention.items():
         model.get_submodule(name).config._attn_implementation = before
+    for name, before in report.experts.items():
+        model.get_submodule(name).config._experts_implementation = before
     return model
 
 

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import weakref
+from array import array
 
 import torch
 
@@ -55,8 +56,12 @@ def is_gpu(device: torch.device) -> bool:
     return device.type == "cuda" or os.environ.get(HOST_VARIABLE, "cpu") != "cpu"
 
 
-def _request(device: str, op: bytes, types, input_count, batch, seq, accumulate) -> Request:
+def _request(
+    device: str, op: bytes, types, input_count, batch, seq, accumulate, updated=()
+) -> Request:
     operands = (Operand * len(types))()
+    for index in updated:
+        operands[index].updated = 1
     for operand, (dtype, shape) in zip(operands, types):
         if dtype not in DTYPES:
             raise UnsupportedError(f"expected BF16 or FP32, got {dtype}")
@@ -80,18 +85,19 @@ def _request(device: str, op: bytes, types, input_count, batch, seq, accumulate)
 class Plan:
     """A kernel for one op, device and shape."""
 
-    def __init__(self, request: Request, operand_count: int, device: torch.device):
+    def __init__(self, request: Request, device: torch.device):
         handle = ctypes.c_void_p()
         status = library().dw_plan_create(ctypes.byref(request), ctypes.byref(handle))
         if status:
             raise_last(status)
-        self.handle = handle
+        #: The plan's address, as an integer: `ctypes` passes it on faster than an object.
+        self.handle = handle.value
         self.device = device
         #: Index of a GPU; ``None`` on the CPU.
         self.index = (device.index or 0) if device.type == "cuda" else None
-        self.addresses = ctypes.c_void_p * operand_count
         self.workspace_bytes = library().dw_plan_workspace_bytes(handle)
         self.kernel = library().dw_plan_kernel(handle).decode()
+        self.flops = library().dw_plan_flops(handle)
         self.run_plan = library().dw_plan_run
         weakref.finalize(self, library().dw_plan_destroy, handle)
 
@@ -104,23 +110,26 @@ class Plan:
                 with torch.cuda.device(self.device):
                     return self.run(tensors)
             stream = _current_stream(self.index)
-        addresses = self.addresses(*[tensor.data_ptr() for tensor in tensors])
+        addresses = array("Q", [tensor.data_ptr() for tensor in tensors])
         workspace, size = None, self.workspace_bytes
         if size:
             # From PyTorch's allocator, so that its memory is reused in stream order.
-            held = torch.empty(size, dtype=torch.uint8, device=self.device)
+            held = _empty(size, dtype=torch.uint8, device=self.device)
             workspace = held.data_ptr()
-        status = self.run_plan(self.handle, addresses, workspace, size, stream)
+        at = addresses.buffer_info()[0]
+        status = self.run_plan(self.handle, at, workspace, size, stream)
         if status:
             raise_last(status)
 
+
+_empty = torch.empty
 
 # Functions below `torch.cuda.current_device` and `current_stream`, which take a microsecond each.
 # A build of PyTorch for CPUs has none of them.
 _current_device = getattr(torch._C, "_cuda_getDevice", None)
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
-#: Functions that run a plan's work between measurements: ``watcher(kernel, work)``.
+#: Functions that run a plan's work between measurements: ``watcher(plan, work)``.
 WATCHERS: list = []
 
 #: Plans by op, device and inputs; a text is the reason why there is none.
@@ -153,7 +162,7 @@ def _make(op: bytes, tensors, input_count: int, batch: int, seq: int, shape_of) 
     types = [(tensor.dtype, shape_of(tensor)) for tensor in tensors]
     try:
         request = _request(device_name(device), op, types, input_count, batch, seq, False)
-        return Plan(request, len(types), device)
+        return Plan(request, device)
     except UnsupportedError as error:
         return str(error)
 
@@ -189,16 +198,43 @@ def run(
     """Runs an op on tensors of one device, by a plan that is kept. Outputs are new tensors, so they
     are aligned; their types follow from the op and its inputs. ``shape_of`` gives the shape in
     which the library reads a tensor."""
-    tensors = [aligned(tensor) for tensor in inputs]
+    tensors = [
+        aligned(t) if t.data_ptr() % ALIGNMENT_BYTES or not t.is_contiguous() else t for t in inputs
+    ]
     shapes, dtypes = [t.shape for t in tensors], [t.dtype for t in tensors]
     key = (op, tensors[0].device, batch, seq, *shapes, *dtypes)
     tensors += outputs
     chosen = _PLANS.get(key)
     if chosen is None:
         chosen = _PLANS[key] = _make(op, tensors, len(inputs), batch, seq, shape_of)
+    _run_chosen(chosen, tensors)
+
+
+def run_in_place(
+    op: bytes, inputs: list[torch.Tensor], outputs: list[torch.Tensor], updated: tuple[int, ...]
+) -> None:
+    """Runs an op that updates inputs, by a plan that is kept. Tensors are contiguous, at multiples
+    of 64 bytes; ``updated`` has the indices of the inputs that are written."""
+    tensors = [*inputs, *outputs]
+    device = tensors[0].device
+    key = (op, device, updated, *[(tensor.shape, tensor.dtype) for tensor in tensors])
+    chosen = _PLANS.get(key)
+    if chosen is None:
+        types = [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]
+        name, count = device_name(device), len(inputs)
+        try:
+            request = _request(name, op, types, count, 1, 1, False, updated)
+            chosen = Plan(request, device)
+        except UnsupportedError as error:
+            chosen = str(error)
+        _PLANS[key] = chosen
+    _run_chosen(chosen, tensors)
+
+
+def _run_chosen(chosen: Plan | str, tensors: list[torch.Tensor]) -> None:
     if isinstance(chosen, str):
         raise UnsupportedError(chosen)
     if WATCHERS:
-        WATCHERS[-1](chosen.kernel, lambda: chosen.run(tensors))
+        WATCHERS[-1](chosen, lambda: chosen.run(tensors))
     else:
         chosen.run(tensors)

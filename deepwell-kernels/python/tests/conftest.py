@@ -1,4 +1,8 @@
-"""Tests run on the CPU kernels of the library: of the wheel, of DEEPWELL_LIBRARY, or of a build."""
+"""Tests run on the CPU kernels of the library: of the wheel, of DEEPWELL_LIBRARY, or of a build.
+
+Without ``--all`` a test runs with as few combinations of its parameters as have every value of each
+parameter once: CI does this. ``--all`` runs every combination.
+"""
 
 import os
 from pathlib import Path
@@ -32,6 +36,44 @@ def _find_library() -> None:
 
 
 _find_library()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="every combination of parameters")
+
+
+def covering(combinations: list[dict]) -> list[bool]:
+    """Which combinations of parameters to keep, so that no value of a parameter is left out."""
+    seen: set[tuple] = set()
+    kept = []
+    for parameters in combinations:
+        values = set(parameters.items())
+        kept.append(not parameters or not values <= seen)
+        if kept[-1]:
+            seen |= values
+    return kept
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--all"):
+        return
+    of_function: dict[str, list] = {}
+    for item in items:
+        of_function.setdefault(item.nodeid.split("[")[0], []).append(item)
+    dropped = []
+    for rows in of_function.values():
+        # By identity: parameters may be functions and lists.
+        combinations = [
+            {name: id(value) for name, value in row.callspec.params.items()}
+            if hasattr(row, "callspec")
+            else {}
+            for row in rows
+        ]
+        kept = covering(combinations)
+        dropped += [row for row, keep in zip(rows, kept) if not keep]
+    gone = set(map(id, dropped))
+    items[:] = [item for item in items if id(item) not in gone]
+    config.hook.pytest_deselected(items=dropped)
 
 
 @pytest.fixture(autouse=True)

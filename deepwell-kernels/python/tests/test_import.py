@@ -34,3 +34,20 @@ def test_without_the_library():
 
 def test_every_public_name_is_there():
     assert {name for name in dir(deepwell) if getattr(deepwell, name) is None} == set()
+
+
+def test_a_covering_of_combinations():
+    from conftest import covering
+
+    rows = [{"a": a, "b": b} for a in range(3) for b in range(2)]
+    kept = [row for row, keep in zip(rows, covering(rows)) if keep]
+    assert kept == [{"a": 0, "b": 0}, {"a": 0, "b": 1}, {"a": 1, "b": 0}, {"a": 2, "b": 0}]
+    assert covering([{}, {}]) == [True, True]
+
+
+def test_a_name_is_the_same_after_its_module_is_loaded():
+    # A submodule of the name of a function would take its place.
+    for name in dir(deepwell):
+        if not name.startswith("_"):
+            assert getattr(deepwell, name) is getattr(deepwell, name), name
+            assert not isinstance(getattr(deepwell, name), type(sys)), name

@@ -9,7 +9,7 @@ use crate::packages::{Package, packages};
 use crate::source::read;
 
 /// The layers of crates: a crate depends on crates of lower layers only.
-const LAYERS: [(&str, usize); 21] = [
+const LAYERS: [(&str, usize); 22] = [
     ("deepwell-precision", 1),
     ("deepwell-emulator", 1),
     ("deepwell-trials", 1),
@@ -30,6 +30,7 @@ const LAYERS: [(&str, usize); 21] = [
     ("deepwell-audit", 7),
     ("deepwell-trainer", 8),
     ("deepwell-bench", 9),
+    ("deepwell-engine", 9),
     ("deepwell-cli", 10),
 ];
 

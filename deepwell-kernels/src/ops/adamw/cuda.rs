@@ -1,9 +1,11 @@
-//! `adamw.cu` and `adamw_fp8.cu`: one thread computes a step's coefficients, and one launch updates a bucket. Another
-//! launch updates the parameters of the bucket that are quantized in the same pass.
+//! `adamw.cu` and `adamw_fp8.cu`: one thread computes a step's coefficients, and one launch updates a
+//! bucket. Another launch updates the parameters of the bucket that are quantized in the same pass.
+//! A bucket of one parameter has a kernel of its own.
 
 use deepwell_ir::ops::{AdamW, AdamWCoefficients, Cast, CopyKind, MomentFormat};
 use deepwell_ir::{DType, KernelRequest, Op};
 
+use super::single;
 use super::squares::{self, Squares};
 use crate::KernelError;
 use crate::runtime::cuda::driver::{Argument, DevicePtr};
@@ -12,11 +14,11 @@ use crate::runtime::cuda::prepare::{CallView, Device, Step};
 use crate::runtime::cuda::spec::{CudaKernelSpec, takes_all};
 
 /// Threads of a CTA, as in the source.
-const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = 256;
 /// Threads of the CTA that computes the coefficients; only one thread works.
 const COEFFICIENTS_THREADS: u32 = 32;
 /// Elements of a chunk, as in the source.
-const CHUNK_ELEMENTS: usize = 1024;
+pub(super) const CHUNK_ELEMENTS: usize = 1024;
 
 const SPEC: CudaKernelSpec =
     CudaKernelSpec::new("cuda_adamw", &["adamw"], prepare).reject(reject).workspace_bytes(|_, _| 0);
@@ -147,8 +149,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let Op::AdamW(op) = &call.call.op else {
         return Err(call.refuse("expected an AdamW update"));
     };
-    let (list, squares) = tables(call, device, op)?;
     let coefficients = || small_operand(call, 0, AdamWCoefficients::COUNT);
+    if single::serves(op) {
+        return single::steps(call, device, op, coefficients()?);
+    }
+    let (list, squares) = tables(call, device, op)?;
     let mut steps = Vec::with_capacity(2);
     if list.chunks() > 0 {
         let ctas = u32::try_from(list.chunks()).ok().filter(|&ctas| ctas <= i32::MAX as u32);

@@ -5,6 +5,7 @@ pub mod cpu;
 mod cuda;
 pub mod fp8;
 pub mod oracle;
+mod single;
 mod squares;
 
 use super::OpKernels;

@@ -58,7 +58,8 @@ impl State {
         }
     }
 
-    /// One step on the GPU, in two buckets; the gradients must be left as they are.
+    /// One step on the GPU, in two buckets, of which one with a single parameter runs
+    /// `adamw_single.cu`; the gradients must be left as they are.
     fn step_on(&mut self, gpu: &mut Gpu, gradients: &[Vec<f32>], norm: f32) {
         let options = RunOptions { update: true, ..RunOptions::default() };
         let inputs =
@@ -275,10 +276,14 @@ fn coefficients_of_a_bucket() {
 }
 
 fn check_row(gpu: &mut Gpu) {
-    check_steps(gpu, &[5, 36 * 1024 + 7]);
+    check_steps(gpu, &[5, 3, 36 * 1024 + 7, 9]);
     check_bucket_coefficients(gpu);
 }
 
 emulated! {
     adamw on Sm100a: check_row
+}
+
+emulated! {
+    adamw_single on Sm90a: |gpu| check_steps(gpu, &[5, 36 * 1024 + 7])
 }
