@@ -43,7 +43,8 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         .or_else(|| reject_bytes(stored_bytes()))
 }
 
-/// Share of the peak, as of `sm90_attention_backward_stored`.
+/// Share of the peak on an H200: 0.50 to 0.53 with heads of 128
+/// (`benchmarks/sm90_attention_part_2026-11-30.md`).
 const SHARE: f64 = 0.5;
 
 fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {

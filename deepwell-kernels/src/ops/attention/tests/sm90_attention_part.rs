@@ -36,14 +36,13 @@ fn open() -> Gpu {
     gpu
 }
 
-/// Odd lengths, chunks that begin and end in every place of tiles of 64, 128 and 192, and a single
-/// token, whose half of the keys is none.
+/// Odd lengths, and chunks that begin and end in every place of tiles of 64, 128 and 192.
 fn cases() -> Vec<Case> {
     let mut cases = attention_part::cases();
     cases
         .retain(|case| case.shape.head_dim <= 128 && case.shape.value_dim() == case.shape.head_dim);
     for head_dim in [64, 96, 128] {
-        for seq in [1, 3, 67, 127, 129, 255, 257, 383, 385] {
+        for seq in [3, 67, 127, 129, 255, 257, 383, 385] {
             cases.push(Case::new([2, seq, 4, 2, head_dim], true, Data::Uniform(1.0)));
         }
     }
@@ -68,6 +67,22 @@ fn gradients_of_parts_on_wgmma_of_any_size() {
             check_backward(&mut gpu, &case, BACKWARD);
             if case.shape.head_dim > NARROW {
                 check_backward(&mut gpu, &case, STORED);
+            }
+        }
+    }
+}
+
+trial!(half_of_a_single_token_is_no_key);
+fn half_of_a_single_token_is_no_key() {
+    let mut gpu = open();
+    for head_dim in [64, 96, 128] {
+        let case = Case::new([2, 1, 4, 2, head_dim], true, Data::Uniform(1.0));
+        let keys = KeySource::Earlier;
+        check_forward_with(&mut gpu, &case, keys, Some(FORWARD));
+        for kernel in [BACKWARD, STORED] {
+            if kernel == BACKWARD || head_dim > NARROW {
+                let options = RunOptions { kernel: Some(kernel), ..RunOptions::default() };
+                check_backward_with(&mut gpu, &case, keys, options);
             }
         }
     }
@@ -199,10 +214,11 @@ emulated! {
 
 emulated! {
     sm90_attention_part_backward on Sm90a: |gpu| {
-        for sizes in [[1, 530, 4, 2, 64], [2, 393, 2, 1, 48], [1, 530, 4, 2, 96], [1, 530, 3, 3, 128]]
-        {
-            check_backward(gpu, &Case::new(sizes, true, Data::Uniform(1.0)), BACKWARD);
-        }
+        let case = |sizes| Case::new(sizes, true, Data::Uniform(1.0));
+        check_backward(gpu, &case([1, 530, 4, 2, 64]), BACKWARD);
+        check_backward(gpu, &case([2, 393, 2, 1, 48]), BACKWARD);
+        check_backward(gpu, &case([1, 530, 4, 2, 96]), BACKWARD);
+        check_backward(gpu, &case([1, 530, 3, 3, 128]), BACKWARD);
     }
 }
 
