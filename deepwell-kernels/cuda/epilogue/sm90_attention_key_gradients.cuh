@@ -24,10 +24,11 @@ struct KeyHeads {
     StoredScores scores;
 };
 
-template <bool kTakesMore, bool kStoresScores, int kHeadElements, int kBlockQueries,
+template <bool kTakesMore, bool kIsPart, bool kStoresScores, int kHeadElements, int kBlockQueries,
           int kSlotCount, int kStageCount>
 struct KeyShape {
     static constexpr bool kExtended = kTakesMore;
+    static constexpr bool kPart = kIsPart;
     static constexpr bool kStored = kStoresScores;
     static constexpr int kHeadDim = kHeadElements;
     static constexpr int kBlock = kBlockQueries;  // queries of a stage
@@ -50,14 +51,14 @@ template <typename S>
 __device__ __forceinline__ KeyPlace key_place(uint32 number, const Sizes& sizes,
                                               const KeyHeads& heads, const SeenKeys& seen_keys) {
     const HeadTileIndex index =
-        head_tile_at(number, sizes.tiles(), heads.count, sizes.section_heads);
+        head_tile_at(number, sizes.key_tiles(), heads.count, sizes.section_heads);
     const uint32 head = heads.first + index.head;
     const uint32 batch = head / sizes.kv_heads;
     // The most queries see the first keys, so these come first.
     const int32 first_key = index.tile * kTileRows;
-    int32 queries = sizes.seq;
+    int32 queries = sizes.queries;
     if constexpr (S::kExtended) {
-        const uint32 first_token = batch * sizes.seq;
+        const uint32 first_token = batch * sizes.keys;
         queries =
             min(queries, seen_keys.last_seeing(first_token, first_key + kTileRows - 1) + 1);
     }
@@ -75,7 +76,7 @@ __device__ __forceinline__ void produce_for_keys(const typename S::Shared& share
                                                  const SeenKeys& seen_keys) {
     using Shared = typename S::Shared;
     using Streamed = typename S::Streamed;
-    const uint32 all = sizes.tiles() * heads.count;
+    const uint32 all = sizes.key_tiles() * heads.count;
     const uint32 group = sizes.heads / sizes.kv_heads;
     const uint32 padded_seq = sizes.padded_seq();
     Stage<Shared::kSlots> slot;
@@ -127,7 +128,7 @@ __device__ __forceinline__ uint8* stored_rows(const StoredScores& scores, uint32
                                               uint32 consumer) {
     constexpr uint32 kBlocks = StoredScores::kTileRows / StoredScores::kBlockRows;
     const uint32 tile = first_tile + StoredScores::index(block / kBlocks, first_key / kTileRows,
-                                                         sizes.tiles(), sizes.causal != 0);
+                                                         sizes.key_tiles(), sizes.causal != 0);
     const uint32 warp = consumer * (kWarpgroup / 32) + threadIdx.x % kWarpgroup / 32;
     const uint32 lane = threadIdx.x % 32;
     return scores.bytes + static_cast<uint64>(tile) * StoredScores::kTileBytes +
@@ -160,7 +161,7 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
     using Own = typename S::Own;
     using Streamed = typename S::Streamed;
     constexpr int kSteps = S::kBlock / 16;
-    const uint32 all = sizes.tiles() * heads.count;
+    const uint32 all = sizes.key_tiles() * heads.count;
     const uint32 group = sizes.heads / sizes.kv_heads;
     const float scale_log2 = sizes.scale_log2;
     const uint32 wave_offset = consumer * kWaveM * kChunkRowBytes;
@@ -193,8 +194,9 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
         uint64* read = nullptr;
 #pragma unroll 1
         for (uint32 i = 0; i < group; ++i) {
-            const uint32 first_tile = (place.head * group + i) *
-                                      StoredScores::of_head(sizes.tiles(), sizes.causal != 0);
+            const uint32 first_tile =
+                (place.head * group + i) *
+                StoredScores::of_head(sizes.query_tiles(), sizes.key_tiles(), sizes.causal != 0);
 #pragma unroll 1
             for (int32 block = place.first_block; block < place.blocks; ++block) {
                 const int32 first_query = block * S::kBlock;
@@ -245,17 +247,17 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
                 wgmma_wait_for<1>(p);
                 // Stored gradients of keys beyond the sequence are multiplied by zeros and must be
                 // finite.
-                const bool is_cut = S::kStored && wave_key + kWaveM > sizes.seq;
+                const bool is_cut = S::kStored && wave_key + kWaveM > sizes.keys;
                 if (is_cut || (is_causal && first_query < wave_key + kWaveM - 1)) {
                     const int32 key = wave_key + lane_row;
                     const int32 hidden = is_causal ? key - first_query : -8;
-                    const bool are_cut[2] = {S::kStored && key >= sizes.seq,
-                                             S::kStored && key + 8 >= sizes.seq};
+                    const bool are_cut[2] = {S::kStored && key >= sizes.keys,
+                                             S::kStored && key + 8 >= sizes.keys};
                     mask_first(p, {are_cut[0] ? S::kBlock : hidden,
                                    are_cut[1] ? S::kBlock : hidden + 8});
                 }
                 if constexpr (S::kExtended) {
-                    const uint32 first_token = place.batch * sizes.seq;
+                    const uint32 first_token = place.batch * sizes.keys;
                     if (first_query + S::kBlock - 1 >
                         seen_keys.last_seeing(first_token, wave_key)) {
                         const int32 key = wave_key + lane_row;
@@ -293,16 +295,24 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
         uint8* staged_dk = shared.own[0] + slot.index * Own::kBytes + wave_offset;
         uint8* staged_dv = shared.own[1] + slot.index * Own::kBytes + wave_offset;
         synchronize_warpgroup<kConsumers>(consumer);
-        stage_rows<Own>(staged_dv, dv, 1.0f);
-        stage_rows<Own>(staged_dk, dk, sizes.scale);
-        fence_before_copies();
-        synchronize_warpgroup<kConsumers>(consumer);
-        if (is_first_thread) {
-            store_rows<Own>(maps.first, staged_dk, wave_key, place.kv_head, place.batch);
-            store_rows<Own>(maps.second, staged_dv, wave_key, place.kv_head, place.batch);
-            leaving.set(shared.own_empty + slot.index);
-            if constexpr (Shared::kSlots == 1) {
-                leaving.finish();
+        if constexpr (S::kPart) {
+            if (is_first_thread) {
+                mbarrier_arrive(shared.own_empty + slot.index);
+            }
+            maps.first_rows.store(dk, sizes.scale, wave_key, place.kv_head, place.batch);
+            maps.second_rows.store(dv, 1.0f, wave_key, place.kv_head, place.batch);
+        } else {
+            stage_rows<Own>(staged_dv, dv, 1.0f);
+            stage_rows<Own>(staged_dk, dk, sizes.scale);
+            fence_before_copies();
+            synchronize_warpgroup<kConsumers>(consumer);
+            if (is_first_thread) {
+                store_rows<Own>(maps.first, staged_dk, wave_key, place.kv_head, place.batch);
+                store_rows<Own>(maps.second, staged_dv, wave_key, place.kv_head, place.batch);
+                leaving.set(shared.own_empty + slot.index);
+                if constexpr (Shared::kSlots == 1) {
+                    leaving.finish();
+                }
             }
         }
         slot.advance();

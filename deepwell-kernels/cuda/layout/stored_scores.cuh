@@ -24,15 +24,17 @@ struct StoredScores {
 
     uint8* bytes;
 
-    // Number of tiles of a head with `tiles` tiles of keys.
-    static __device__ __forceinline__ uint32 of_head(uint32 tiles, bool is_causal) {
-        return is_causal ? tiles * (tiles + 1) / 2 : tiles * tiles;
+    // Number of tiles of a head. Causal attention has as many tiles of queries as of keys.
+    static __device__ __forceinline__ uint32 of_head(uint32 query_tiles, uint32 key_tiles,
+                                                     bool is_causal) {
+        return is_causal ? key_tiles * (key_tiles + 1) / 2 : query_tiles * key_tiles;
     }
 
-    // Index of a tile in its head.
+    // Index of a tile in its head with `key_tiles` tiles of keys.
     static __device__ __forceinline__ uint32 index(uint32 query_tile, uint32 key_tile,
-                                                   uint32 tiles, bool is_causal) {
-        return (is_causal ? query_tile * (query_tile + 1) / 2 : query_tile * tiles) + key_tile;
+                                                   uint32 key_tiles, bool is_causal) {
+        return (is_causal ? query_tile * (query_tile + 1) / 2 : query_tile * key_tiles) +
+               key_tile;
     }
 
     // The query at position `position` of a block, and of row `position` of its product.

@@ -7,6 +7,7 @@
 
 #include "common/types.cuh"
 #include "layout/wgmma_rows.cuh"
+#include "mma/sm90_attention_part_rows.cuh"
 #include "mma/sm90_attention_tile.cuh"
 #include "ptx/elect.cuh"
 #include "ptx/mbarrier.cuh"
@@ -33,7 +34,8 @@ struct Statistics {
 
 struct Sizes {
     uint32* counters;  // tiles taken, CTAs done; zero before and after
-    int32 seq;
+    int32 queries;     // of a sequence
+    int32 keys;        // of a sequence; other than the queries only for parts
     uint32 heads;
     uint32 kv_heads;
     uint32 batch;
@@ -42,17 +44,22 @@ struct Sizes {
     float scale;
     float scale_log2;  // scale * log2(e), positive
 
-    __device__ __forceinline__ uint32 tiles() const {
-        return (seq + kTileRows - 1) / kTileRows;
+    __device__ __forceinline__ uint32 query_tiles() const {
+        return (queries + kTileRows - 1) / kTileRows;
+    }
+
+    __device__ __forceinline__ uint32 key_tiles() const {
+        return (keys + kTileRows - 1) / kTileRows;
     }
 
     // Padded rows of a sequence's statistics.
     __device__ __forceinline__ uint32 padded_seq() const {
-        return (seq + kStatisticsRows - 1) / kStatisticsRows * kStatisticsRows;
+        return (queries + kStatisticsRows - 1) / kStatisticsRows * kStatisticsRows;
     }
 };
 
-// Tensor maps of matrices [batch, seq, heads, D], in boxes of 64 elements of a head.
+// Tensor maps of matrices [batch, rows, heads, D], in boxes of 64 elements of a head. Kernels for
+// parts have no maps of results.
 struct Maps {
     const TensorMap& dout;
     const TensorMap& q;
@@ -60,6 +67,8 @@ struct Maps {
     const TensorMap& v;
     const TensorMap& first;   // dk or dq
     const TensorMap& second;  // dv
+    PartRows first_rows = {};
+    PartRows second_rows = {};
 };
 
 // Copies all columns of some rows of a head, from row `row` on.

@@ -11,15 +11,17 @@ namespace sm90_attention {
 constexpr int kStatisticsThreads = 256;
 
 // Processes `kRows` rows of a head with `kLanes` lanes per row; the first `units` lanes hold 16
-// bytes each. The grid has a CTA for each `kRows` of the padded rows of all heads.
+// bytes each. The grid has a CTA for each `kRows` of the padded rows of all heads. dout, out and
+// lse have `seq` rows a sequence, of which the first `queries` are processed.
 template <int kLanes, int kRows>
 __device__ __forceinline__ void make_statistics(const bf16* dout, const bf16* out,
                                                 const float* lse, const Statistics& statistics,
-                                                uint32 seq, uint32 heads, uint32 head_dim) {
+                                                uint32 queries, uint32 seq, uint32 heads,
+                                                uint32 head_dim) {
     constexpr int kRowsAtOnce = kStatisticsThreads / kLanes;
     constexpr int kPasses = kRows / kRowsAtOnce;
     static_assert(kStatisticsRows % kRows == 0 && kRows % kRowsAtOnce == 0, "whole passes");
-    const uint32 tiles = (seq + kStatisticsRows - 1) / kStatisticsRows;
+    const uint32 tiles = (queries + kStatisticsRows - 1) / kStatisticsRows;
     const uint32 parts = tiles * (kStatisticsRows / kRows);
     // Neighbouring CTAs have neighbouring heads, whose rows are contiguous in memory.
     const uint32 batch_part = blockIdx.x / heads;
@@ -35,7 +37,7 @@ __device__ __forceinline__ void make_statistics(const bf16* dout, const bf16* ou
     for (int pass = 0; pass < kPasses; ++pass) {
         const uint32 query = first_query + pass * kRowsAtOnce + threadIdx.x / kLanes;
         out_words[pass] = dout_words[pass] = make_uint4(0, 0, 0, 0);
-        if (unit < units && query < seq) {
+        if (unit < units && query < queries) {
             const uint64 token = static_cast<uint64>(batch) * seq + query;
             const uint64 at = (token * heads + head) * units + unit;
             out_words[pass] = reinterpret_cast<const uint4*>(out)[at];
@@ -59,7 +61,7 @@ __device__ __forceinline__ void make_statistics(const bf16* dout, const bf16* ou
         }
         if (unit == 0) {
             const uint64 row = static_cast<uint64>(batch_head) * tiles * kStatisticsRows + query;
-            const bool is_inside = query < seq;
+            const bool is_inside = query < queries;
             const uint64 source = static_cast<uint64>(batch_head) * seq + query;
             statistics.lse_log2[row] =
                 is_inside ? lse[source] * kLog2E : -minus_infinity();

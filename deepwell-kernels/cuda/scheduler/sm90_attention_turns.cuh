@@ -55,7 +55,7 @@ struct OrderedTile {
     bool is_longest_first;
 
     __device__ __forceinline__ OrderedTile(uint32 index, const Sizes& sizes, const Order& order) {
-        const uint32 seq = opaque(sizes.seq);
+        const uint32 seq = opaque(sizes.keys);
         tiles = (seq + kTileRows - 1) / kTileRows;
         const HeadTileIndex place =
             head_tile_at(index, tiles, sizes.batch * sizes.kv_heads, sizes.section_heads);

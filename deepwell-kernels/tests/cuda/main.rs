@@ -168,6 +168,8 @@ mod sm90_attention_backward;
 mod sm90_attention_backward_ordered;
 #[path = "../../src/ops/attention/tests/sm90_attention_backward_stored.rs"]
 mod sm90_attention_backward_stored;
+#[path = "../../src/ops/attention/tests/sm90_attention_part.rs"]
+mod sm90_attention_part;
 #[path = "../../src/ops/linear/tests/sm90_bf16_gemm.rs"]
 mod sm90_bf16_gemm;
 #[path = "../../src/ops/grouped_gemm/tests/sm90_bf16_grouped_gemm.rs"]

@@ -7,6 +7,7 @@ use deepwell_ir::{KernelRequest, Op};
 use super::cuda::{self, Width, extended_elements, reject_heads};
 use super::cuda_backward;
 use super::operand::backward;
+use super::part_tokens::seen_tokens;
 use crate::KernelError;
 use crate::runtime::cuda::driver::Argument;
 use crate::runtime::cuda::launch::support::all_bf16;
@@ -39,11 +40,7 @@ fn kernel_of(heads: &AttentionHeads) -> Option<(usize, String)> {
 /// Kernel arguments of visibility: whether the mask is causal, the number of leading queries that
 /// see nothing, and the number of keys that the others see.
 fn seen(keys: KeySource, heads: &AttentionHeads, seq: usize) -> (bool, [Argument; 2]) {
-    let (causal, first_query, seen) = match keys {
-        KeySource::Own => (heads.causal, 0, seq),
-        KeySource::Earlier => (false, 0, seq / 2),
-        KeySource::Later => (false, seq / 2, seq),
-    };
+    let (causal, first_query, seen) = seen_tokens(keys, heads, seq);
     (causal, [first_query, seen].map(|tokens| Argument::U32(tokens as u32)))
 }
 

@@ -7,12 +7,16 @@ mod cuda_merge;
 mod cuda_part;
 pub mod oracle;
 pub mod oracle_part;
+mod part_tokens;
 mod sm100_attention;
 mod sm100_attention_backward;
 mod sm90_attention;
 mod sm90_attention_backward;
 mod sm90_attention_backward_ordered;
 mod sm90_attention_backward_stored;
+mod sm90_attention_part;
+mod sm90_attention_part_backward;
+mod sm90_attention_part_backward_stored;
 mod stored_scores;
 mod tensor_map_launch;
 
@@ -63,5 +67,8 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         sm90_attention_backward::SPECS,
         sm90_attention_backward_ordered::SPECS,
         sm90_attention_backward_stored::SPECS,
+        sm90_attention_part::SPECS,
+        sm90_attention_part_backward::SPECS,
+        sm90_attention_part_backward_stored::SPECS,
     ],
 };

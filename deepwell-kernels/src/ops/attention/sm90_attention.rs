@@ -28,15 +28,15 @@ pub(crate) const SPECS: &[CudaKernelSpec] =
 
 /// Tile sizes of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
+pub(super) struct Shape {
     /// Largest number of elements of a head.
-    head_dim: usize,
+    pub(super) head_dim: usize,
     /// Warpgroups that multiply.
-    consumers: usize,
+    pub(super) consumers: usize,
     /// Keys of a block.
-    block_keys: usize,
+    pub(super) block_keys: usize,
     /// Tiles of queries that fit into shared memory.
-    slots: usize,
+    pub(super) slots: usize,
 }
 
 /// Kernels for narrower heads come first.
@@ -49,21 +49,21 @@ const SHAPES: [Shape; 4] = [
 
 impl Shape {
     /// The first kernel that supports heads of `head_dim` elements.
-    fn of(head_dim: usize) -> Option<Shape> {
+    pub(super) fn of(head_dim: usize) -> Option<Shape> {
         SHAPES.into_iter().find(|shape| head_dim <= shape.head_dim)
     }
 
     /// Queries of a tile.
-    fn queries(self) -> usize {
+    pub(super) fn queries(self) -> usize {
         self.consumers * WAVE_QUERIES
     }
 
-    fn threads(self) -> u32 {
+    pub(super) fn threads(self) -> u32 {
         ((1 + self.consumers) * WARPGROUP) as u32
     }
 
     /// Dynamic shared memory: tiles of queries, blocks of keys and of values, barriers.
-    fn shared_bytes(self) -> u32 {
+    pub(super) fn shared_bytes(self) -> u32 {
         let rows = self.slots * self.queries() + 2 * STAGES * self.block_keys;
         let row_bytes = self.head_dim.next_multiple_of(BOX_ELEMENTS) * 2;
         (rows * row_bytes + SHARED_BESIDE_TILES) as u32

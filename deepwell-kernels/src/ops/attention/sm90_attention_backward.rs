@@ -44,13 +44,13 @@ pub(crate) const SPECS: &[CudaKernelSpec] =
 
 /// Tile sizes of the two gradient kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
+pub(super) struct Shape {
     /// Largest number of elements of a head.
-    head_dim: usize,
+    pub(super) head_dim: usize,
     /// Work on keys: queries of a stage, number of tiles and of stages in shared memory.
-    keys: [usize; 3],
+    pub(super) keys: [usize; 3],
     /// Work on queries: keys of a stage, number of tiles and of stages in shared memory.
-    queries: [usize; 3],
+    pub(super) queries: [usize; 3],
 }
 
 /// Narrower heads first, then in order of preference.
@@ -65,7 +65,7 @@ const SHAPES: [Shape; 5] = [
 impl Shape {
     /// The preferred shape for heads of `head_dim` elements, and the alternatives of the same
     /// width.
-    fn of(head_dim: usize) -> Option<(Shape, Vec<Shape>)> {
+    pub(super) fn of(head_dim: usize) -> Option<(Shape, Vec<Shape>)> {
         let preferred = SHAPES.into_iter().find(|shape| head_dim <= shape.head_dim)?;
         let is_other = |shape: &Shape| shape.head_dim == preferred.head_dim && *shape != preferred;
         Some((preferred, SHAPES.into_iter().filter(is_other).collect()))
@@ -82,7 +82,7 @@ impl Shape {
 
     /// Dynamic shared memory of the work on keys: tiles of keys and values, stages of queries,
     /// dout and statistics.
-    fn key_bytes(self) -> u32 {
+    pub(super) fn key_bytes(self) -> u32 {
         let [block, slots, stages] = self.keys;
         let rows = 2 * slots * TILE_ROWS + 2 * stages * block;
         let statistics = stages * block * STATISTICS * size_of::<f32>();
@@ -91,7 +91,7 @@ impl Shape {
 
     /// Dynamic shared memory of the work on queries: tiles of queries and dout, stages of keys and
     /// values.
-    fn query_bytes(self) -> u32 {
+    pub(super) fn query_bytes(self) -> u32 {
         let [block, slots, stages] = self.queries;
         let rows = 2 * slots * TILE_ROWS + 2 * stages * block;
         (rows * self.row_bytes() + SHARED_BESIDE_TILES) as u32

@@ -192,13 +192,13 @@ __device__ __forceinline__ void sum_over_queries(const typename S::Shared& share
             wgmma_wait_for<1>(p);
             const int32 first_query = shared.first_queries[stage];
             const bool is_causal = sizes.causal != 0;
-            const bool is_cut = wave_key + kWaveM > sizes.seq;
+            const bool is_cut = wave_key + kWaveM > sizes.keys;
             if (is_cut || (is_causal && first_query < wave_key + kWaveM - 1)) {
                 const int32 key = wave_key + lane_row;
                 const int32 hidden = is_causal ? key - first_query : -8;
                 // Keys beyond the sequence would be weighted by lse alone.
-                mask_first(p, {key < sizes.seq ? hidden : S::kBlock,
-                               key + 8 < sizes.seq ? hidden + 8 : S::kBlock});
+                mask_first(p, {key < sizes.keys ? hidden : S::kBlock,
+                               key + 8 < sizes.keys ? hidden + 8 : S::kBlock});
             }
             float2 lse[S::kBlock / 8];
             read_columns(lse, shared.lse_log2 + stage * S::kBlock);
@@ -353,7 +353,7 @@ __device__ __forceinline__ void round_sums(const float* sums, bf16* dq, uint32 s
             const bf16* dout, const bf16* out, const float* lse, float* lse_log2, float* delta,  \
             uint32* counts, uint32 seq, uint32 heads, uint32 head_dim) {                         \
         make_statistics<lanes, kStatisticsRows>(dout, out, lse, Statistics{lse_log2, delta},     \
-                                                seq, heads, head_dim);                           \
+                                                seq, seq, heads, head_dim);                      \
         set_counts<block>(counts, seq);                                                          \
     }
 
@@ -369,8 +369,8 @@ __device__ __forceinline__ void round_sums(const float* sums, bf16* dq, uint32 s
             float scale_log2) {                                                                  \
         make_key_gradients<Shape<__VA_ARGS__>>(                                                  \
             Maps{dout, q, k, v, dk, dv}, Statistics{lse_log2, delta}, QuerySums{sums, counts},   \
-            Sizes{counters, static_cast<int32>(seq), heads, kv_heads, batch, section_heads,      \
-                  causal, scale, scale_log2},                                                    \
+            Sizes{counters, static_cast<int32>(seq), static_cast<int32>(seq), heads, kv_heads,   \
+                  batch, section_heads, causal, scale, scale_log2},                              \
             Order{all, group, longest_first_from});                                              \
     }
 

@@ -20,14 +20,14 @@ use crate::runtime::cuda::spec::CudaKernelSpec;
 use crate::runtime::predict::Rates;
 
 /// Threads of a CTA of `queries`.
-const SUM_THREADS: u32 = 256;
+pub(super) const SUM_THREADS: u32 = 256;
 /// Queries of a block, which `keys` streams, and keys of a stage of `queries`.
-const BLOCK: usize = 64;
+pub(super) const BLOCK: usize = 64;
 /// Alignment of the parts of a workspace in bytes.
-const PART_BYTES: usize = 256;
+pub(super) const PART_BYTES: usize = 256;
 /// Most bytes of stored tiles, 1 % of an H200's memory. If all heads have more, each launch is for
 /// some of the heads.
-const STORED_BYTES_MAX: usize = 5 << 28;
+pub(super) const STORED_BYTES_MAX: usize = 5 << 28;
 
 pub(crate) const SPECS: &[CudaKernelSpec] =
     &[CudaKernelSpec::new("cuda_sm90_attention_backward_stored", &["attention_backward"], prepare)
@@ -49,7 +49,7 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 }
 
 /// Reason for refusing narrow and wide heads.
-fn reject_width(head_dim: usize) -> Option<String> {
+pub(super) fn reject_width(head_dim: usize) -> Option<String> {
     let most = SHAPES[SHAPES.len() - 1].head_dim;
     Shape::of(head_dim).is_none().then(|| {
         format!(
@@ -61,7 +61,7 @@ fn reject_width(head_dim: usize) -> Option<String> {
 }
 
 /// Reason for refusing long sequences.
-fn reject_bytes(bytes: usize) -> Option<String> {
+pub(super) fn reject_bytes(bytes: usize) -> Option<String> {
     (bytes > STORED_BYTES_MAX).then(|| {
         let most = STORED_BYTES_MAX;
         format!("stores at most {most} bytes of score gradients, not {bytes} per key head")
@@ -78,13 +78,13 @@ fn predict(request: &KernelRequest<'_>, target: &Target) -> f64 {
 
 /// Sizes of `keys` and `queries` for a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Shape {
+pub(super) struct Shape {
     /// Largest number of elements of a head.
-    head_dim: usize,
+    pub(super) head_dim: usize,
     /// Of `keys`: number of tiles and of stages in shared memory.
-    keys: [usize; 2],
+    pub(super) keys: [usize; 2],
     /// Of `queries`: number of stages in shared memory.
-    sum_stages: usize,
+    pub(super) sum_stages: usize,
 }
 
 /// Heads of this width and less have fewer operations per stored byte: 988 us for 4 x 16 x 4096 x
@@ -98,7 +98,7 @@ const SHAPES: [Shape; 2] = [
 
 impl Shape {
     /// The first kernels that support heads of `head_dim` elements.
-    fn of(head_dim: usize) -> Option<Shape> {
+    pub(super) fn of(head_dim: usize) -> Option<Shape> {
         let is_wide = head_dim > NARROW;
         SHAPES.into_iter().find(|shape| is_wide && head_dim <= shape.head_dim)
     }
@@ -109,7 +109,7 @@ impl Shape {
 
     /// Dynamic shared memory of `keys`: tiles of keys and values, stages of queries, dout and
     /// statistics.
-    fn key_bytes(self) -> u32 {
+    pub(super) fn key_bytes(self) -> u32 {
         let [slots, stages] = self.keys;
         let rows = 2 * slots * TILE_ROWS + 2 * stages * BLOCK;
         let statistics = stages * BLOCK * STATISTICS * size_of::<f32>();
@@ -117,7 +117,7 @@ impl Shape {
     }
 
     /// Dynamic shared memory of `queries`: stages of score gradients and of keys.
-    fn sum_bytes(self) -> u32 {
+    pub(super) fn sum_bytes(self) -> u32 {
         let stage = TILE_ROWS * BLOCK * 2 + BLOCK * self.row_bytes();
         (self.sum_stages * stage + SHARED_BESIDE_TILES) as u32
     }
@@ -170,13 +170,13 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
 }
 
 /// Parts of a workspace.
-struct Memory {
-    lse_log2: DevicePtr,
-    delta: DevicePtr,
-    tiles: DevicePtr,
+pub(super) struct Memory {
+    pub(super) lse_log2: DevicePtr,
+    pub(super) delta: DevicePtr,
+    pub(super) tiles: DevicePtr,
 }
 
-fn numbers<const N: usize>(sizes: [usize; N]) -> [Argument; N] {
+pub(super) fn numbers<const N: usize>(sizes: [usize; N]) -> [Argument; N] {
     sizes.map(|size| Argument::U32(size as u32))
 }
 

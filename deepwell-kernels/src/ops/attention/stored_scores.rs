@@ -6,6 +6,7 @@ use std::collections::BinaryHeap;
 use deepwell_ir::ops::AttentionHeads;
 
 use super::cuda::Sizes;
+use super::part_tokens::PartTokens;
 
 /// Rows of a tile, of keys or of queries.
 pub(super) const TILE_ROWS: usize = 128;
@@ -18,9 +19,9 @@ pub(super) struct Stored {
     /// Key heads of all sequences, and query heads of each.
     pub(super) key_heads: usize,
     pub(super) group: usize,
-    /// Tiles of 128 tokens of a sequence.
+    /// Tiles of 128 keys of a sequence.
     pub(super) tiles: usize,
-    /// Tiles of keys stored for a tile of queries, unless these are all on and below the diagonal.
+    /// Tiles of queries stored for a tile of keys, unless these are all on and below the diagonal.
     pub(super) band: usize,
     pub(super) causal: bool,
 }
@@ -35,6 +36,14 @@ impl Stored {
         let seen = |window: usize| 1 + window.saturating_sub(1).div_ceil(TILE_ROWS);
         let band = heads.window.map(seen).filter(|&band| 2 * band <= tiles).unwrap_or(tiles);
         Stored { key_heads: sizes.key_heads(), group, tiles, band, causal: heads.causal }
+    }
+
+    /// What is stored for a part of the keys.
+    pub(super) fn of_part(part: &PartTokens) -> Stored {
+        let tiles = part.keys.div_ceil(TILE_ROWS);
+        let band = part.queries().div_ceil(TILE_ROWS);
+        let key_heads = part.sizes.key_heads();
+        Stored { key_heads, group: part.group(), tiles, band, causal: part.causal }
     }
 
     /// Bytes of the tiles of a key head.
@@ -74,7 +83,7 @@ impl Stored {
         }
         let mut free_at: BinaryHeap<_> = vec![Reverse(0_usize); sms.max(1)].into();
         for tile in 0..self.tiles {
-            let below = if self.causal { self.tiles - tile } else { self.tiles };
+            let below = if self.causal { self.tiles - tile } else { self.band };
             let blocks = OF_TILE + below.min(self.band) * BLOCKS_OF_TILE * self.group;
             for _ in 0..heads {
                 let mut first = free_at.peek_mut().expect("an SM");
@@ -87,6 +96,8 @@ impl Stored {
 
 #[cfg(test)]
 mod tests {
+    use deepwell_ir::ops::KeySource;
+
     use super::*;
 
     #[test]
@@ -137,6 +148,31 @@ mod tests {
         ] {
             let got = stored(4, group, seq, causal).head_bytes();
             assert_eq!(got, tiles * TILE_BYTES, "{group} {seq} {causal}");
+        }
+    }
+
+    #[test]
+    fn a_part_has_tiles_of_the_tokens_that_take_part() {
+        // (source, seq, tiles of a head, time of the launch on as many SMs as tiles of keys)
+        for (source, seq, tiles, blocks) in [
+            (KeySource::Own, 256, 3, 8 + 2 + 2 * 2 * 2),
+            (KeySource::Earlier, 256, 2, 8 + 2 + 2 * 2 * 2),
+            (KeySource::Later, 256, 2, 8 + 2 + 2 * 2),
+            (KeySource::Later, 258, 6, 8 + 2 + 2 * 2 * 2),
+            (KeySource::Earlier, 1, 0, 8),
+        ] {
+            let heads = AttentionHeads {
+                heads: 4,
+                kv_heads: 2,
+                head_dim: 128,
+                causal: true,
+                ..AttentionHeads::default()
+            };
+            let stored = Stored::of_part(&PartTokens::of(source, &heads, &[3, 4, seq]));
+            assert_eq!(stored.head_bytes(), tiles * 2 * TILE_BYTES, "{source:?} {seq}");
+            let got = stored.launch_blocks(1, stored.tiles);
+            assert_eq!(got, blocks, "{source:?} {seq}");
+            assert_eq!(stored.key_heads, 6);
         }
     }
 

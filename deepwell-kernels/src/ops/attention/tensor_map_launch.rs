@@ -1,5 +1,7 @@
 //! Launches of attention kernels that read and write heads through tensor maps.
 
+use std::ops::Range;
+
 use deepwell_ir::ops::AttentionHeads;
 
 use super::cuda::{Sizes, documents_argument, scale_log2, sinks_argument, window_argument};
@@ -13,7 +15,7 @@ use crate::runtime::cuda::prepare::{CallView, Device, Step};
 /// Elements of a box of a head: the width of the swizzle.
 pub(super) const BOX_ELEMENTS: usize = 64;
 /// Counters: tiles taken, CTAs done.
-const COUNTERS: usize = 2;
+pub(super) const COUNTERS: usize = 2;
 
 /// A kernel of persistent CTAs that take tiles of queries from a counter. Kernels of a file are
 /// named by file and width, with `_extended` for windows, sinks and documents.
@@ -37,13 +39,24 @@ pub(crate) fn head_boxes(
     heads: usize,
     rows: usize,
 ) -> TensorMapSpec {
+    row_boxes(tensor, sizes, heads, rows, 0..sizes.seq)
+}
+
+/// The same of some tokens of each sequence.
+pub(super) fn row_boxes(
+    tensor: &DeviceTensor,
+    sizes: &Sizes,
+    heads: usize,
+    rows: usize,
+    tokens: Range<usize>,
+) -> TensorMapSpec {
     let batch = sizes.batch_heads / sizes.heads;
     let head_bytes = (sizes.head_dim * 2) as u64;
     let token_bytes = head_bytes * heads as u64;
     TensorMapSpec {
-        base: tensor.pointer,
+        base: tensor.pointer.offset(tokens.start * token_bytes as usize),
         element: TensorMapElement::Bf16,
-        sizes: [sizes.head_dim, heads, sizes.seq, batch].map(|size| size as u64).to_vec(),
+        sizes: [sizes.head_dim, heads, tokens.len(), batch].map(|size| size as u64).to_vec(),
         strides_bytes: vec![head_bytes, token_bytes, token_bytes * sizes.seq as u64],
         box_sizes: vec![BOX_ELEMENTS as u32, 1, rows as u32, 1],
         swizzle: TensorMapSwizzle::Bytes128,
@@ -123,5 +136,9 @@ mod tests {
         assert_eq!(boxes.sizes, [96, 2, 10, 3]);
         assert_eq!(boxes.strides_bytes, [192, 384, 3840]);
         assert_eq!(boxes.box_sizes, [64, 1, 128, 1]);
+        let of_part = row_boxes(&tensor, &sizes, 2, 128, 4..10);
+        assert_eq!(of_part.base, DevicePtr(256 + 4 * 384));
+        assert_eq!(of_part.sizes, [96, 2, 6, 3]);
+        assert_eq!(of_part.strides_bytes, boxes.strides_bytes);
     }
 }

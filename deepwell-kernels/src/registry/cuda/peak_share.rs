@@ -13,8 +13,9 @@ use crate::runtime::cuda::architecture::Architecture;
 ///   be, as the same GEMM after a shorter dequantization;
 /// - `cuda_sm90_mxfp8_gemm`: `benchmarks/sm90_mxfp8_gemm_2026-11-23.md`;
 /// - grouped GEMMs: `benchmarks/grouped_gemm_2026-11-23.md`;
-/// - attention: `benchmarks/sm90_attention_2026-11-23.md`. The kernels of ring attention have the
-///   structure of `cuda_attention`, on `mma.sync`.
+/// - attention: `benchmarks/sm90_attention_2026-11-23.md`. The portable kernels of ring attention
+///   have the structure of `cuda_attention`, on `mma.sync`;
+/// - ring attention on wgmma: `benchmarks/sm90_attention_part_2026-11-30.md`.
 const HOPPER: &[(&str, f64)] = &[
     ("cublaslt_linear", 0.74),
     ("cublaslt_linear_residual", 0.74),
@@ -35,6 +36,9 @@ const HOPPER: &[(&str, f64)] = &[
     ("cuda_sm90_attention_backward", 0.46),
     ("cuda_sm90_attention_backward_ordered", 0.46),
     ("cuda_sm90_attention_backward_stored", 0.56),
+    ("cuda_sm90_attention_part", 0.64),
+    ("cuda_sm90_attention_part_backward", 0.47),
+    ("cuda_sm90_attention_part_backward_stored", 0.53),
     ("cuda_attention", 0.39),
     ("cuda_attention_part", 0.39),
     ("cuda_attention_backward", 0.26),
@@ -80,7 +84,8 @@ mod tests {
     #[test]
     fn every_gemm_of_hopper_has_a_share() {
         let ops = ["linear", "scaled_gemm", "scaled_grouped_gemm", "grouped_gemm"];
-        let attention = ["attention", "attention_backward", "attention_part"];
+        let attention =
+            ["attention", "attention_backward", "attention_part", "attention_part_backward"];
         // On `mma.sync`, never timed: a GPU selects a kernel on wgmma instead.
         let never_selected =
             ["cuda_bf16_gemm", "cuda_bf16_grouped_gemm", "cuda_mxfp8_grouped_gemm"];

@@ -293,7 +293,7 @@ fn kernels_with_rivals_have_a_version() {
 }
 
 /// Ops whose kernels have rivals.
-const TUNED_OPS: [&str; 12] = [
+const TUNED_OPS: [&str; 14] = [
     "linear",
     "linear_dgrad",
     "linear_wgrad",
@@ -304,6 +304,8 @@ const TUNED_OPS: [&str; 12] = [
     "scaled_grouped_gemm",
     "attention",
     "attention_backward",
+    "attention_part",
+    "attention_part_backward",
     "linear_cross_entropy",
     "vocab_parallel_head",
 ];

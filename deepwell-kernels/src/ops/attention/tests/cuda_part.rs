@@ -11,10 +11,10 @@ use crate::attention_backward::backward_bounds_of;
 use crate::compare::assert_within;
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 
-const SOURCES: [KeySource; 3] = [KeySource::Own, KeySource::Earlier, KeySource::Later];
+pub(crate) const SOURCES: [KeySource; 3] = [KeySource::Own, KeySource::Earlier, KeySource::Later];
 
 /// Chunks around tiles of keys (32, 64) and of queries (128), which begin and end within them.
-fn cases() -> Vec<Case> {
+pub(crate) fn cases() -> Vec<Case> {
     let random = Data::Uniform(1.0);
     let mut cases = vec![
         Case::new([1, 700, 4, 2, 128], true, random),
@@ -48,6 +48,16 @@ fn narrow(values: &[f64]) -> Vec<f32> {
 }
 
 fn check_forward(gpu: &mut Gpu, case: &Case, keys: KeySource) {
+    check_forward_with(gpu, case, keys, None);
+}
+
+/// By a kernel, if one is named.
+pub(crate) fn check_forward_with(
+    gpu: &mut Gpu,
+    case: &Case,
+    keys: KeySource,
+    kernel: Option<&str>,
+) {
     let [q, k, v, _] = case.inputs();
     let [q64, k64, v64] = [&q, &k, &v].map(HostTensor::to_f64);
     let expected = forward((&case.shape, keys), &q64, &k64, &v64);
@@ -59,7 +69,7 @@ fn check_forward(gpu: &mut Gpu, case: &Case, keys: KeySource) {
         HostTensor::output(DType::F32, &case.out_shape()),
         HostTensor::output(DType::F32, &case.lse_shape()),
     ];
-    let options = RunOptions { seq: case.shape.seq, ..RunOptions::default() };
+    let options = RunOptions { kernel, seq: case.shape.seq, ..RunOptions::default() };
     let op = AttentionPart { heads: case.heads(), keys };
     let got = gpu.run_with(op, &[q, k, v], &outputs, options);
     let name = format!("{keys:?} {}", case.name());
@@ -74,8 +84,17 @@ fn check_forward(gpu: &mut Gpu, case: &Case, keys: KeySource) {
     assert_within(&format!("{name}: lse"), &got[1].to_f64(), &expected.lse, &bounds);
 }
 
-/// out and lse are those of attention to all keys of the case, without a mask.
 fn check_backward(gpu: &mut Gpu, case: &Case, keys: KeySource) {
+    check_backward_with(gpu, case, keys, RunOptions::default());
+}
+
+/// out and lse are those of attention to all keys of the case, without a mask.
+pub(crate) fn check_backward_with(
+    gpu: &mut Gpu,
+    case: &Case,
+    keys: KeySource,
+    options: RunOptions<'_>,
+) {
     let [q, k, v, dout] = case.inputs();
     let [q64, k64, v64, dout64] = [&q, &k, &v, &dout].map(HostTensor::to_f64);
     let all = Shape { causal: false, ..case.shape };
@@ -93,7 +112,7 @@ fn check_backward(gpu: &mut Gpu, case: &Case, keys: KeySource) {
     let lse = HostTensor::f32(&case.lse_shape(), &narrow(&whole.lse));
     let outputs = [case.query_shape(), case.key_shape(), case.value_shape()]
         .map(|shape| HostTensor::output(DType::F32, &shape));
-    let options = RunOptions { seq: case.shape.seq, ..RunOptions::default() };
+    let options = RunOptions { seq: case.shape.seq, ..options };
     let op = AttentionPartBackward { heads: case.heads(), keys };
     let got = gpu.run_with(op, &[dout, q, k, v, out, lse], &outputs, options);
     for (index, (what, expected)) in
