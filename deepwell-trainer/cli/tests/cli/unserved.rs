@@ -5,14 +5,13 @@ use super::*;
 const MODEL: &str = "llama-micro";
 const MIXTURE: &str = "moe-micro";
 
-/// A policy with NVFP4 for experts alone, which no GPU serves; other linear layers are in `format`.
-fn of_experts(folder: &Folder, precision: &str, format: &str) -> String {
+/// A policy with NVFP4 for experts alone, which no GPU serves; `others` are earlier rules.
+fn of_experts(folder: &Folder, precision: &str, others: &str) -> String {
     folder.file(
         "policy.toml",
-        &format!(
-            "precision = \"{precision}\"\nkeep_first_last_bf16 = false\n[[rule]]\n\
-             tensors = \"*\"\nformat = \"{format}\"\n[[rule]]\ntensors = \"*.experts.*\"\n\
-             format = \"nvfp4\"\n"
+        format!(
+            "precision = \"{precision}\"\nkeep_first_last_bf16 = false\n{others}[[rule]]\n\
+             tensors = \"*.experts.*\"\nformat = \"nvfp4\"\n"
         ),
     )
 }
@@ -26,7 +25,7 @@ fn issue_31_a_policy_of_which_nothing_is_served_is_an_error() {
         "CUDA kernels of experts take mxfp8, not nvfp4",
         "hint: `bf16` asks for what would run; `allow_fallback` (`--allow-fallback`)",
     ];
-    let policy = of_experts(&folder, "nvfp4", "bf16");
+    let policy = of_experts(&folder, "nvfp4", "[[rule]]\ntensors = \"*\"\nformat = \"bf16\"\n");
     let nvfp4 = ["--policy", &policy, "--device", "emulated:sm100"];
     let train = folder.training(MIXTURE, "1");
     let train: Vec<&str> = train.iter().map(String::as_str).collect();
@@ -45,7 +44,7 @@ fn issue_31_a_policy_of_which_nothing_is_served_is_an_error() {
 #[test]
 fn issue_31_a_policy_of_which_a_part_is_served_is_told() {
     let folder = Folder::new();
-    let policy = of_experts(&folder, "mxfp8", "mxfp8");
+    let policy = of_experts(&folder, "mxfp8", "");
     let args = ["dryrun", MIXTURE, "--device", "emulated:sm100", "--policy", &policy];
     let output = deepwell(&args);
     let stderr = text(&output.stderr);
