@@ -7,7 +7,9 @@
 //!   88 % of the datasheet's, PyTorch's causal attention at 441 and 371 TFLOP/s);
 //! - Ampere: no GPU of this generation was measured. GEMMs of random numbers are publicly known to
 //!   reach 250 to 260 of 312 TFLOP/s; the shares of attention and memory are Hopper's;
-//! - Blackwell: carried over from Hopper, as every report states.
+//! - Blackwell: carried over from Hopper, as every report states. NVFP4 GEMMs are as much faster than
+//!   MXFP8 GEMMs as published: 1.90 times on a B300 (Transformer Engine's profile of GEMMs, operands
+//!   quantized before), and on a B200 at 88.5 % of their peak where MXFP8 is at 98.3 % (CUTLASS 3.8).
 
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +26,9 @@ pub struct GpuModel {
     pub bf16_flops: f64,
     /// Dense FP8 FLOP/s of the datasheet; the BF16 peak for a GPU without FP8.
     pub fp8_flops: f64,
+    /// Dense NVFP4 FLOP/s of the datasheet; the BF16 peak for a GPU without NVFP4.
+    #[serde(default = "bf16_of_hopper")]
+    pub nvfp4_flops: f64,
     /// Bandwidth of the device memory in bytes per second, by the datasheet.
     pub memory_bytes_per_s: f64,
     /// Bytes of memory; for a probed machine, free bytes.
@@ -38,6 +43,9 @@ pub struct GpuModel {
     pub gemm_efficiency: f64,
     /// Share of the FP8 peak reached by a large MXFP8 GEMM.
     pub fp8_gemm_efficiency: f64,
+    /// Share of the NVFP4 peak reached by a large NVFP4 GEMM.
+    #[serde(default = "gemms_of_hopper")]
+    pub nvfp4_gemm_efficiency: f64,
     /// Share of the bandwidth reached by elementwise kernels.
     pub memory_efficiency: f64,
     /// Share of the peak reached by flash attention, forward.
@@ -62,6 +70,15 @@ pub struct GpuModel {
     pub calibration: String,
 }
 
+fn bf16_of_hopper() -> f64 {
+    989e12
+}
+
+/// NVFP4 on Hopper is a GEMM in BF16.
+fn gemms_of_hopper() -> f64 {
+    0.72
+}
+
 /// PCIe 5.0 with 16 lanes.
 fn pcie_5_gbps() -> f64 {
     64.0
@@ -79,6 +96,7 @@ impl GpuModel {
             generation: Generation::Hopper,
             bf16_flops: 989e12,
             fp8_flops: 1979e12,
+            nvfp4_flops: bf16_of_hopper(),
             memory_bytes_per_s,
             memory_bytes,
             sms: 132.0,
@@ -86,6 +104,7 @@ impl GpuModel {
             nic_gbps: 50.0,
             gemm_efficiency: 0.72,
             fp8_gemm_efficiency: 0.58,
+            nvfp4_gemm_efficiency: gemms_of_hopper(),
             memory_efficiency: 0.80,
             attention_forward_efficiency: 0.45,
             attention_backward_efficiency: 0.375,
@@ -104,10 +123,12 @@ impl GpuModel {
             generation: Generation::Ampere,
             bf16_flops: 312e12,
             fp8_flops: 312e12,
+            nvfp4_flops: 312e12,
             sms: 108.0,
             nic_gbps: 25.0,
             gemm_efficiency: 0.82,
             fp8_gemm_efficiency: 0.82,
+            nvfp4_gemm_efficiency: 0.82,
             // FlashAttention 2 reaches 50 to 73 % of an A100's peak, and 63 % backward in a case
             // with 73 % forward (arXiv 2307.08691).
             attention_forward_efficiency: 0.615,
@@ -142,6 +163,8 @@ impl GpuModel {
             generation: Generation::Blackwell,
             bf16_flops,
             fp8_flops: 2.0 * bf16_flops,
+            nvfp4_flops: 4.0 * bf16_flops,
+            nvfp4_gemm_efficiency: 0.58 * 88.5 / 98.3,
             sms: 148.0,
             // 320 to 390 of 2250 TFLOP/s on a B200 (flashinfer#5133); backward as on Hopper.
             portable_forward_efficiency: 0.16,
@@ -168,16 +191,22 @@ impl GpuModel {
         GpuModel { host_link_gbps: 450.0, host_memory_gbps: 256.0, ..self }
     }
 
+    /// FP4 at three times the rate of FP8.
+    fn with_ultra(self) -> GpuModel {
+        let nvfp4_gemm_efficiency = 0.58 * 1.90 / 3.0;
+        GpuModel { nvfp4_flops: 3.0 * self.fp8_flops, nvfp4_gemm_efficiency, ..self }
+    }
+
     /// NVIDIA B300 on an HGX board.
     pub fn b300() -> GpuModel {
         let board = GpuModel::blackwell("b300", 2250e12, 7700e9, 275_040.0);
-        GpuModel { nic_gbps: 100.0, ..board }
+        GpuModel { nic_gbps: 100.0, ..board.with_ultra() }
     }
 
     /// NVIDIA GB300 in a rack.
     pub fn gb300() -> GpuModel {
         let board = GpuModel::blackwell("gb300", 2500e12, 8000e9, 284_208.0);
-        GpuModel { domain_gpus: 72, nic_gbps: 100.0, ..board.with_grace() }
+        GpuModel { domain_gpus: 72, nic_gbps: 100.0, ..board.with_grace().with_ultra() }
     }
 
     /// The GPU model whose name is contained in `name`.
@@ -217,6 +246,12 @@ impl GpuModel {
     pub fn fp8_gemm_s(&self, m: f64, n: f64, k: f64) -> f64 {
         let flops = self.fp8_flops * self.fp8_gemm_efficiency;
         self.gemm_at(1.0, [m, n, k], flops, 1.0 + 1.0 / 32.0)
+    }
+
+    /// [`GpuModel::gemm_s`] with NVFP4 operands and a BF16 output.
+    pub fn nvfp4_gemm_s(&self, m: f64, n: f64, k: f64) -> f64 {
+        let flops = self.nvfp4_flops * self.nvfp4_gemm_efficiency;
+        self.gemm_at(1.0, [m, n, k], flops, 0.5 + 1.0 / 16.0)
     }
 
     /// `flops` is the FLOP/s of a large GEMM; an operand element has `element_bytes`.

@@ -137,6 +137,7 @@ impl GpuModel {
         Some(GpuModel {
             bf16_flops,
             fp8_flops: peak(NumberFormat::Fp8, known.fp8_flops),
+            nvfp4_flops: peak(NumberFormat::Nvfp4, bf16_flops),
             memory_bytes_per_s: gpu.hbw_gbps * 1e9,
             memory_bytes: gpu.memory_free_bytes as f64,
             sms: gpu.sm_count.map_or(known.sms, f64::from),
@@ -219,6 +220,7 @@ mod tests {
             let near = |a: f64, b: f64| (a / b - 1.0).abs() < 0.001;
             assert!(near(found.bf16_flops, known.bf16_flops), "{name}");
             assert!(near(found.fp8_flops, known.fp8_flops), "{name}");
+            assert!(near(found.nvfp4_flops, known.nvfp4_flops), "{name}");
             // The driver reserves 615 MiB.
             let used = 1.0 - found.memory_bytes / known.memory_bytes;
             assert!((0.0..0.01).contains(&used), "{name}: {used}");

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use super::{Communication, Cost, Overlap};
+use super::{Communication, Cost, LastLayers, Overlap, StepRules};
 use crate::ActivationRecompute;
 use crate::collectives::{Collective, Generation};
 use crate::model_shape::ExpertShape;
@@ -21,6 +21,12 @@ const RING_EXPOSED: f64 = 0.09;
 const RING_SHARE: f64 = 0.305;
 /// Bytes moved per quantized element: BF16 read, MXFP8 and scales written rowwise and columnwise.
 const QUANTIZE_BYTES: f64 = 2.0 + 2.0 * (1.0 + 1.0 / 32.0);
+/// The same for NVFP4, as bytes that take as long: largest magnitude, transform and both directions
+/// of 2048 x 28672 elements take 106 us on a GB200 (torchao's
+/// `benchmarks/prototype/nvfp4_training`), at 80 % of 8 TB/s.
+const NVFP4_QUANTIZE_BYTES: f64 = 106e-6 * 0.8 * 8e12 / (2048.0 * 28672.0);
+/// Share of the layers that are not in NVFP4.
+const LAST_LAYERS: f64 = 0.15;
 
 /// Forward and backward seconds of one layer, one micro-batch.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,8 +39,8 @@ pub(super) struct LayerTime {
 }
 
 /// Parameters of a layer's time for a fixed model, GPU, rules and sequence length: TP and SP, CP,
-/// EP, ETP, micro-batch, recomputation, FP8, experts.
-type LayerKey = ((usize, bool), usize, usize, usize, usize, ActivationRecompute, bool, bool);
+/// EP, ETP, micro-batch, recomputation, FP8 and NVFP4, experts.
+type LayerKey = ((usize, bool), usize, usize, usize, usize, ActivationRecompute, [bool; 2], bool);
 
 /// Cached layer times of a search, for one model, GPU, set of rules and sequence length.
 #[derive(Default)]
@@ -52,11 +58,21 @@ impl Cost<'_> {
     }
 
     fn gemm(&self, m: f64, n: f64, k: f64) -> f64 {
-        let seconds = match self.rules.fp8 {
-            true => self.gpu.fp8_gemm_s(m, n, k),
-            false => self.gpu.gemm_s(m, n, k),
+        let seconds = match (self.rules.nvfp4, self.rules.fp8) {
+            (Some(_), _) => self.gpu.nvfp4_gemm_s(m, n, k),
+            (None, true) => self.gpu.fp8_gemm_s(m, n, k),
+            (None, false) => self.gpu.gemm_s(m, n, k),
         };
         self.rules.framework * (seconds + self.gpu.gap_s)
+    }
+
+    /// Seconds of quantizing `elements` numbers for both directions; none in BF16.
+    fn quantize(&self, elements: f64, count: f64) -> f64 {
+        match (self.rules.nvfp4, self.rules.fp8) {
+            (Some(_), _) => self.kernels(NVFP4_QUANTIZE_BYTES * elements, 2.0 * count),
+            (None, true) => self.kernels(QUANTIZE_BYTES * elements, count),
+            (None, false) => 0.0,
+        }
     }
 
     /// Seconds of memory-bound kernels with `bytes` read and written in total.
@@ -71,11 +87,9 @@ impl Cost<'_> {
         for &(n, k) in sizes {
             time.forward += self.gemm(m, n, k);
             time.dgrad += self.gemm(m, k, n);
-            if self.rules.fp8 {
-                // Quantization of the input before fprop, and of the output gradient before dgrad.
-                time.forward += self.kernels(QUANTIZE_BYTES * m * k, 1.0);
-                time.dgrad += self.kernels(QUANTIZE_BYTES * m * n, 1.0);
-            }
+            // Quantization of the input before fprop, and of the output gradient before dgrad.
+            time.forward += self.quantize(m * k, 1.0);
+            time.dgrad += self.quantize(m * n, 1.0);
             let gemm = self.gemm(n, k, m);
             // The FP32 accumulator is read and written, by the GEMM or after it.
             time.wgrad += if self.rules.fused_accumulation {
@@ -183,7 +197,25 @@ impl Cost<'_> {
         (of(shape.heads), 2.0 * of(shape.kv_heads))
     }
 
+    /// A layer; with NVFP4 the mean of its formats over all layers.
     pub(super) fn layer(&self, layer: usize) -> LayerTime {
+        let time = self.layer_in_format(layer);
+        let last = match self.rules.nvfp4 {
+            None | Some(LastLayers::Nvfp4) => return time,
+            Some(last) => last,
+        };
+        let rules = StepRules { fp8: last == LastLayers::Mxfp8, nvfp4: None, ..*self.rules };
+        let of_last = Cost { rules: &rules, ..*self }.layer_in_format(layer);
+        let mean = |in_nvfp4: f64, last: f64| (1.0 - LAST_LAYERS) * in_nvfp4 + LAST_LAYERS * last;
+        LayerTime {
+            forward: mean(time.forward, of_last.forward),
+            dgrad: mean(time.dgrad, of_last.dgrad),
+            wgrad: mean(time.wgrad, of_last.wgrad),
+            communication: time.communication,
+        }
+    }
+
+    fn layer_in_format(&self, layer: usize) -> LayerTime {
         let Some(LayerTimes(known)) = self.known else { return self.layer_anew(layer) };
         let at = self.at;
         let has_experts = self.shape.has_experts(layer);
@@ -194,7 +226,7 @@ impl Cost<'_> {
             at.etp,
             at.micro_batch,
             at.recompute,
-            self.rules.fp8,
+            [self.rules.fp8, self.rules.nvfp4.is_some()],
             has_experts,
         );
         let found = known.borrow().get(&key).copied();
@@ -321,11 +353,9 @@ impl Cost<'_> {
         let act = room * width * 2.0 * (gate + 1.0);
         time.forward += self.kernels(4.0 * moved + act, 6.0);
         time.dgrad += self.kernels(4.0 * moved + 1.5 * act, 8.0);
-        if self.rules.fp8 {
-            let elements = (room - rows).max(0.0) * (hidden + width);
-            time.forward += self.kernels(QUANTIZE_BYTES * elements, 0.0);
-            time.dgrad += self.kernels(QUANTIZE_BYTES * elements, 0.0);
-        }
+        let elements = (room - rows).max(0.0) * (hidden + width);
+        time.forward += self.quantize(elements, 0.0);
+        time.dgrad += self.quantize(elements, 0.0);
         if at.ep == 1 {
             return (time, Overlap::default());
         }
