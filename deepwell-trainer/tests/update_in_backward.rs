@@ -59,7 +59,7 @@ fn without_clipping_the_bits_are_those_of_later_updates() {
                     let optimizer =
                         OptimizerSpec { moments, in_backward, ..OptimizerSpec::default() };
                     let mut engine = engine(&graph, precision, None, optimizer).expect("an engine");
-                    (steps(&mut engine, 1e30), engine.predicted_peak_bytes())
+                    (steps(&mut engine, 1e30), engine.program().arena.bytes)
                 };
                 let ((later, peak), (within, lower_peak)) = (run(false), run(true));
                 let bits = |steps: &[(u32, f32)]| steps.iter().map(|it| it.0).collect::<Vec<_>>();

@@ -405,7 +405,8 @@ __device__ __forceinline__ void make_key_gradients(const KeyMaps& maps,
                                              const float* lse, float* lse_log2, float* delta,    \
                                              uint32 seq, uint32 heads, uint32 head_dim) {        \
         sm90_attention::make_statistics<lanes, rows>(                                            \
-            dout, out, lse, sm90_attention::Statistics{lse_log2, delta}, seq, heads, head_dim);  \
+            dout, out, lse, sm90_attention::Statistics{lse_log2, delta}, seq, seq, heads,        \
+            head_dim);                                                                           \
     }
 
 #define KEYS_KERNEL(name, ends, is_extended, ...)                                                \
