@@ -56,8 +56,8 @@ const RANGE_RECIPROCAL: f32 = f32::from_bits((127 - 120) << 23);
 /// Bits of FP32 below the last bit of a code.
 const CODE_SHIFT: u32 = 20;
 const CODE_NAN: u32 = 0x7F;
-/// The smallest exponent of a scale. The scale's reciprocal, and 2^-120 of the reciprocal, are normal
-/// numbers.
+/// The smallest exponent of a scale. The scale's reciprocal, and 2^-120 of the reciprocal, are
+/// normal numbers.
 const EXPONENT_MIN: i32 = -100;
 
 /// Decodes a block.

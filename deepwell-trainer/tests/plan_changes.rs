@@ -143,8 +143,8 @@ fn check(graph: &Graph, first: Parallel, other: Parallel) {
     assert_eq!(got, expected, "{what}: loss and norm of the next step");
 }
 
-/// Trains under `first` with moments in FP8 and goes on under the same ranks, with the same bits, and
-/// under `other`, where other blocks round moments once more.
+/// Trains under `first` with moments in FP8 and goes on under the same ranks, with the same bits,
+/// and under `other`, where other blocks round moments once more.
 fn check_fp8(graph: &Graph, first: Parallel, other: Parallel) {
     let what = format!("{first} -> {other}");
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -1,6 +1,6 @@
 // Moments of AdamW in eight bits, bit by bit as in `deepwell_precision::moments`: blocks of 128
-// elements, E4M3 codes and then an FP32 scale that is a power of two. The second moment is stored as
-// its square root. A warp has one block, a lane four elements.
+// elements, E4M3 codes and then an FP32 scale that is a power of two. The second moment is stored
+// as its square root. A warp has one block, a lane four elements.
 #pragma once
 
 #include "common/philox.cuh"

@@ -1,4 +1,4 @@
-// Warp roles of a GEMM of block-scaled operands on tcgen05, for any epilogue: see mma/sm100_tile.cuh.
+// Warp roles of a GEMM of block-scaled operands on tcgen05, for any epilogue; mma/sm100_tile.cuh.
 #pragma once
 
 #include "common/tile_place.cuh"

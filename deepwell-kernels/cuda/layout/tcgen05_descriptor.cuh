@@ -46,8 +46,8 @@ struct Tcgen05Matrices {
     }
 };
 
-// The four scales each of 128 rows, for 128 elements of MXFP8 or 64 of NVFP4 along K: 32 rows of 16 contiguous bytes; row r has four
-// scales each of rows r, 32 + r, 64 + r and 96 + r.
+// Four scales of each of 128 rows, for 128 elements of MXFP8 or 64 of NVFP4 along K: 32 rows of 16
+// contiguous bytes; row r has four scales each of rows r, 32 + r, 64 + r and 96 + r.
 __device__ __forceinline__ uint64 tcgen05_scale_tile(uint32 address) {
     return tcgen05_matrix(address, 128, 128, 0);
 }

@@ -1,5 +1,5 @@
 // Steps of an NVFP4 GEMM on tensor cores of sm_120a, in the frame of mma/mxfp8_tile.cuh: a byte has
-// two elements, so a stage has 256 along K. An MMA covers 64 of them, with four scales for each row.
+// two elements, so a stage has 256 along K. An MMA covers 64 of them, with four scales per row.
 #pragma once
 
 #include "common/types.cuh"
@@ -63,8 +63,8 @@ class Fp4ScaleFetch {
     }
 };
 
-// In a stage the scales are ordered by step; words of a's rows come first. Three stages would exceed
-// the shared memory of sm_120.
+// In a stage the scales are ordered by step; words of a's rows come first. Three stages would
+// exceed the shared memory of sm_120.
 class NvFp4Steps {
   public:
     static constexpr int kStages = 2;
@@ -127,8 +127,8 @@ class NvFp4Steps {
     }
 };
 
-// accumulators = the tile of a b^T that begins at (row, column). `kVector`: rows are multiples of 16
-// bytes.
+// accumulators = the tile of a b^T that begins at (row, column). `kVector`: rows are multiples of
+// 16 bytes.
 template <bool kVector>
 __device__ __forceinline__ void multiply_tile(Accumulators& accumulators, const Fp4Operand& a,
                                               const Fp4Operand& b, int32 row, int32 column,

@@ -54,6 +54,14 @@ fn is_default_rate(rate: &f32) -> bool {
     *rate == SELECTION_BIAS_RATE
 }
 
+impl OptimizerSpec {
+    /// The default constants, with a storage of the moments and an order of updates.
+    #[must_use]
+    pub fn saving_memory(moments: MomentFormat, in_backward: bool) -> OptimizerSpec {
+        OptimizerSpec { moments, in_backward, ..OptimizerSpec::default() }
+    }
+}
+
 impl Default for OptimizerSpec {
     /// The constants of the Llama papers: betas 0.9 and 0.95, decay 0.1.
     fn default() -> OptimizerSpec {

@@ -7,9 +7,10 @@
 //!   88 % of the datasheet's, PyTorch's causal attention at 441 and 371 TFLOP/s);
 //! - Ampere: no GPU of this generation was measured. GEMMs of random numbers are publicly known to
 //!   reach 250 to 260 of 312 TFLOP/s; the shares of attention and memory are Hopper's;
-//! - Blackwell: carried over from Hopper, as every report states. NVFP4 GEMMs are as much faster than
-//!   MXFP8 GEMMs as published: 1.90 times on a B300 (Transformer Engine's profile of GEMMs, operands
-//!   quantized before), and on a B200 at 88.5 % of their peak where MXFP8 is at 98.3 % (CUTLASS 3.8).
+//! - Blackwell: carried over from Hopper, as every report states. NVFP4 GEMMs are as much faster
+//!   than MXFP8 GEMMs as published: 1.90 times on a B300 (Transformer Engine's profile of GEMMs,
+//!   operands quantized before), and on a B200 at 88.5 % of their peak where MXFP8 is at 98.3 %
+//!   (CUTLASS 3.8).
 
 use serde::{Deserialize, Serialize};
 

@@ -444,10 +444,10 @@ mod tests {
         }
     }
 
-    /// Steps in NVFP4 against MXFP8, tokens/s over tokens/s: torchtitan's with 15 % of the layers in
-    /// BF16 on four GPUs of 185 GiB (`torchtitan/components/quantization/nvfp4.md`), and
-    /// Megatron-Bridge's without exceptions on 64 and 256 GPUs (`docs/performance-summary.md`), with
-    /// the layouts of `megatron_bridge.csv`. No constant was fitted to these rows.
+    /// Steps in NVFP4 against MXFP8, tokens/s over tokens/s: torchtitan's with 15 % of the layers
+    /// in BF16 on four GPUs of 185 GiB (`torchtitan/components/quantization/nvfp4.md`), and
+    /// Megatron-Bridge's without exceptions on 64 and 256 GPUs (`docs/performance-summary.md`),
+    /// with the layouts of `megatron_bridge.csv`. No constant was fitted to these rows.
     #[test]
     fn nvfp4_gains_as_published() {
         use LastLayers::{Bf16, Nvfp4};
@@ -467,8 +467,8 @@ mod tests {
         let qwen3 = ModelShape { layers: 36, ffn: 12_288, vocab: 151_936, ..llama };
         for (model, gpu, at, seq, last, measured, tolerance) in [
             ("llama-3-8b", gb200, zero3(4, 32), 2048, Bf16, 30_040.0 / 28_084.0, 0.1),
-            // Wrong sign: measured, MXFP8 is faster. With Llama's gain for a token, 0.23 s of this step
-            // do not depend on tokens, and have no place in this model.
+            // Wrong sign: measured, MXFP8 is faster. With Llama's gain for a token, 0.23 s of this
+            // step do not depend on tokens, and have no place in this model.
             ("qwen3-8b", gb200, zero3(4, 16), 2048, Bf16, 26_732.0 / 27_587.0, 0.15),
             ("llama-3-70b", gb300, zero3(64, 2), 8192, Nvfp4, 7296.0 / 4864.0, 0.1),
             ("llama-3-70b", gb200, zero3(64, 2), 8192, Nvfp4, 4864.0 / 3712.0, 0.1),

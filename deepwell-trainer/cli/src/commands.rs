@@ -550,11 +550,7 @@ pub(crate) fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStat
         batch_size: args.batch_size,
         micro_batch: args.micro_batch,
         recompute: args.recompute,
-        optimizer: OptimizerSpec {
-            moments: args.moments,
-            in_backward: args.optimizer_in_backward,
-            ..OptimizerSpec::default()
-        },
+        optimizer: OptimizerSpec::saving_memory(args.moments, args.optimizer_in_backward),
         eval_tokens: args.eval_tokens,
         interim_eval_tokens: Some((args.eval_tokens / PARITY_INTERIM_PART).max(1)),
         checkpoint_every: args.checkpoint_every,

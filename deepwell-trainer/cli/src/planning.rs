@@ -92,8 +92,7 @@ pub(crate) struct Planning {
 impl PlanningArgs {
     /// The optimizer of the flags.
     pub(crate) fn optimizer(&self) -> OptimizerSpec {
-        let (moments, in_backward) = (self.moments, self.optimizer_in_backward);
-        OptimizerSpec { moments, in_backward, ..OptimizerSpec::default() }
+        OptimizerSpec::saving_memory(self.moments, self.optimizer_in_backward)
     }
 
     /// Captures the model and plans its training.

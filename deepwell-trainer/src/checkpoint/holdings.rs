@@ -40,8 +40,8 @@ enum Stored {
     AsInFile,
     /// Scales in tiles; the shapes are those of row-major scales.
     ScaleTiles,
-    /// Blocks of a moment in eight bits, which is FP32 in a file. The rectangle begins at an element
-    /// of the first block.
+    /// Blocks of a moment in eight bits, which is FP32 in a file. The rectangle begins at an
+    /// element of the first block.
     Blocks { moment: moments::Moment, begin: usize },
 }
 

@@ -56,8 +56,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes zeros to this rank's moments, whole ones and slices. Bytes of zeros are zeros in every
-    /// format.
+    /// Writes zeros to this rank's moments, whole ones and slices. Bytes of zeros are zeros in
+    /// every format.
     pub(crate) fn clear_moments(&mut self) -> Result<(), TrainError> {
         let program = self.program();
         let of_state = |state: &ParameterState| [state.first_moment, state.second_moment];

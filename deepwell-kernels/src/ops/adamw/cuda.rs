@@ -1,5 +1,5 @@
-//! `adamw.cu` and `adamw_fp8.cu`: one thread computes a step's coefficients, and one launch updates a
-//! bucket. Another launch updates the parameters of the bucket that are quantized in the same pass.
+//! `adamw.cu` and `adamw_fp8.cu`: one thread computes a step's coefficients, and one launch updates
+//! a bucket. Another launch updates the parameters of the bucket that are quantized in the same pass.
 //! A bucket of one parameter has a kernel of its own.
 
 use deepwell_ir::ops::{AdamW, AdamWCoefficients, Cast, CopyKind, MomentFormat};

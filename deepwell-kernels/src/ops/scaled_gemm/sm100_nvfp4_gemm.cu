@@ -1,4 +1,4 @@
-// out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of NVFP4 operands: E2M1 data, one UE4M3 scale per
+// out [M, N] (+)= a [M, K] b [N, K]^T (+ bias [N]) of NVFP4 operands: E2M1 data, a UE4M3 scale per
 // 16 elements along K, both by rows, and an FP32 scale for each tensor. All three GEMMs of a linear
 // layer have this form.
 //

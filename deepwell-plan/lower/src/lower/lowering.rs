@@ -13,7 +13,6 @@ use super::handover;
 use super::parameters::Parameters;
 use super::place_values::place_values;
 use super::rank::RankContext;
-use super::update_in_backward::UpdatesInBackward;
 use super::zero::Zero;
 use crate::PlanError;
 
@@ -54,6 +53,15 @@ pub(super) struct OverlappedReduction {
     pub(super) tensor_sums: usize,
     /// This rank's slices of sharded buckets.
     pub(super) slices: HashMap<usize, ValueId>,
+}
+
+/// Updates of parameters in the backward pass.
+#[derive(Default)]
+pub(super) struct UpdatesInBackward {
+    /// The parameters to update after a node, both by index.
+    pub(super) after: HashMap<usize, Vec<usize>>,
+    /// Sums of squares of the gradients so far.
+    pub(super) sums: Vec<ValueId>,
 }
 
 impl OverlappedReduction {

@@ -41,7 +41,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The optimizer's body after updates in the backward pass: the norm, and the count of the step.
+    /// The optimizer's body after updates in the backward pass: norm and count of the step.
     fn end_of_updates(&mut self, plan: &Plan) -> Result<(), PlanError> {
         self.norm_of_updates()?;
         let coefficients = self.coefficients(self.build.host.grad_norm, plan)?;

@@ -15,15 +15,6 @@ use super::lowering::Lowering;
 use super::rank::{RankContext, parents};
 use crate::{OptimizerSpec, PlanError};
 
-/// The updates of a backward pass.
-#[derive(Default)]
-pub(super) struct UpdatesInBackward {
-    /// The parameters to update after a node, both by index.
-    after: HashMap<usize, Vec<usize>>,
-    /// Sums of squares of the gradients so far.
-    sums: Vec<ValueId>,
-}
-
 impl RankContext<'_> {
     /// Whether parameters are updated in the backward pass.
     pub(super) fn updates_in_backward(&self) -> bool {

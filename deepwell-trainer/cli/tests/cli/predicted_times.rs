@@ -8,7 +8,7 @@ use super::json_of;
 const TOLERANCE: f64 = 0.13;
 
 /// How much faster one run is than another, as measured (`benchmarks/train_h200_2026-11-27.md`,
-/// `benchmarks/ranks_h100_2026-11-27.md`).
+/// `benchmarks/sm90_attention_part_2026-11-30.md`).
 #[test]
 fn ratios_of_steps_are_those_measured() {
     let tokens_per_s = |words: &str| {
@@ -28,10 +28,8 @@ fn ratios_of_steps_are_those_measured() {
     let [bf16, by_128] = ["bf16", "mxfp8-128"].map(precision);
     check("llama-1.1b --seq 2048 --batch 8", &bf16, &by_128, 95_230.0 / 74_974.0);
     check("llama-134m --seq 1024 --batch 32", &bf16, &by_128, 663_434.0 / 610_104.0);
-    // Rings compute attention by the portable kernels.
-    let context = "--hardware h100-x2 --devices cuda:0,cuda:1 --cp 2 --precision bf16";
-    let alone = "--hardware h100-x1 --device cuda:0 --precision bf16";
-    check("llama-1.1b --seq 8192 --batch 4", alone, context, 85_879.0 / 55_944.0);
+    let context = "--hardware h200-x2 --devices cuda:0,cuda:1 --cp 2 --precision bf16";
+    check("llama-1.1b --seq 8192 --batch 4", &bf16, context, 104_850.0 / 58_150.0);
 }
 
 /// With a scale for 32 elements Hopper multiplies in BF16, after it has dequantized.

@@ -22,8 +22,8 @@ pub(crate) struct Operand {
 }
 
 impl Operand {
-    /// Magnitudes vary by rows and by blocks; `nan` puts NaNs into the first and the last block of a
-    /// row.
+    /// Magnitudes vary by rows and by blocks; `nan` puts NaNs into the first and the last block of
+    /// a row.
     pub(crate) fn new(rows: usize, k: usize, format: QuantFormat, seed: u64, nan: bool) -> Operand {
         let mut x = uniform(rows * k, seed, 1.0);
         for (index, x) in x.iter_mut().enumerate() {
