@@ -79,9 +79,9 @@ impl OpRule for NormOfSums {
 /// Counts a step and computes the coefficients shared by all buckets of the step.
 ///
 /// grad_norm f32 `[1]`, schedule f32 `[2]` (learning rate, largest gradient norm), counters u64
-/// `[2]` (applied steps, skipped steps; updated) → coefficients f32 `[9]`, in this order: the number
-/// of the step from 1, or 0 if the gradient norm is not finite and the step is skipped, learning
-/// rate, clip factor, 1 - beta1, beta2, 1 - beta2, step size (learning rate over the first moment's
+/// `[2]` (applied steps, skipped steps; updated) → coefficients f32 `[9]`, in this order: number of
+/// the step from 1, or 0 if the gradient norm is not finite and the step is skipped, learning rate,
+/// clip factor, 1 - beta1, beta2, 1 - beta2, step size (learning rate over the first moment's
 /// correction), reciprocal square root of the second moment's correction, eps.
 ///
 /// With `of_bucket` the coefficients are those of one bucket, updated before the norm of all
@@ -96,7 +96,7 @@ pub struct AdamWCoefficients {
     pub beta2: f32,
     /// Added to the square root of the second moment.
     pub eps: f32,
-    /// Whether the coefficients are those of one bucket.
+    /// Whether the coefficients are for one bucket.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub of_bucket: bool,
 }
@@ -213,7 +213,7 @@ impl FromStr for MomentFormat {
 ///
 /// Operands: the coefficients of [`AdamWCoefficients`], then for each parameter the gradient and,
 /// updated in place, master weight, first moment and second moment. Gradient and master are f32 of
-/// one shape; the moments are stored as [`MomentFormat`] says. Outputs: the tensors of each entry of
+/// one shape; moments have the storage of [`MomentFormat`]. Outputs: the tensors of each entry of
 /// `copies`, in order, computed from the updated weights.
 ///
 /// Moments in FP8 are rounded with random bits that follow from the number of the step, the

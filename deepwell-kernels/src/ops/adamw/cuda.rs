@@ -1,6 +1,6 @@
 //! `adamw.cu` and `adamw_fp8.cu`: one thread computes a step's coefficients, and one launch updates
-//! a bucket. Another launch updates the parameters of the bucket that are quantized in the same pass.
-//! A bucket of one parameter has a kernel of its own.
+//! a bucket. Another launch updates parameters that are quantized in the same pass. A bucket of one
+//! parameter has a kernel of its own.
 
 use deepwell_ir::ops::{AdamW, AdamWCoefficients, Cast, CopyKind, MomentFormat};
 use deepwell_ir::{DType, KernelRequest, Op};
