@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn zeros_tiny_and_huge_blocks() {
         assert_eq!(round_trip(&[0.0; BLOCK], Moment::First, &random_words(1)), [0.0; BLOCK]);
-        for size in [f32::MAX, 1e30, 1e-25, f32::MIN_POSITIVE, 1e-45] {
+        for size in [3e38, 1e30, 1e-25, f32::MIN_POSITIVE, 1e-45] {
             let decoded = round_trip(&[size; BLOCK], Moment::First, &NEAREST)[0];
             // Below 2^-109, half of the smallest code under the smallest scale.
             let tolerance = (size / 16.0).max(2f32.powi(-110));

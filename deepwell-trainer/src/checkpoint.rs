@@ -75,7 +75,9 @@ pub fn load(
     engine.set_applied_steps(applied?, skipped?)?;
     // Earlier versions did not save it.
     let norm_bits: Option<u32> = reader.read("gradient norm", &run["grad_norm_bits"])?;
-    engine.set_last_norm(f32::from_bits(norm_bits.unwrap_or_default()))?;
+    if let Some(bits) = norm_bits {
+        engine.set_last_norm(f32::from_bits(bits))?;
+    }
     engine.refresh_weight_copies()?;
     engine.set_counts(reader.read("counts", &run["counts"])?);
     let audit = reader.read("audit", &run["audit"])?;

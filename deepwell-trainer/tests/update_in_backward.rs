@@ -75,18 +75,23 @@ fn without_clipping_the_bits_are_those_of_later_updates() {
     }
 }
 
-/// The first step has no norm to clip by; the second is clipped by the norm of the first.
+/// The second update is clipped by the norm of the first step. Clipping by the norm of the step
+/// before trains as clipping by the step's own norm does.
 #[test]
 fn gradients_are_clipped_by_the_norm_of_the_step_before() {
     let graph = graph("llama-micro");
-    let optimizer = OptimizerSpec { in_backward: true, ..OptimizerSpec::default() };
-    let run = |max_norm: f64| {
-        let mut engine = engine(&graph, "bf16", None, optimizer.clone()).expect("an engine");
-        steps(&mut engine, max_norm)
+    let run = |in_backward: bool, max_norm: f64| {
+        let optimizer = OptimizerSpec { in_backward, ..OptimizerSpec::default() };
+        let mut engine = engine(&graph, "bf16", None, optimizer).expect("an engine");
+        let steps = steps(&mut engine, max_norm);
+        steps.into_iter().map(|(loss, _)| f32::from_bits(loss)).collect::<Vec<f32>>()
     };
-    let (free, clipped) = (run(1e30), run(0.01));
-    assert_eq!(free[..2], clipped[..2], "the first update");
-    assert_ne!(free[2], clipped[2], "the second");
+    let (free, clipped, by_own_norm) = (run(true, 1e30), run(true, 0.01), run(false, 0.01));
+    assert_eq!(free[0], clipped[0], "before the first update");
+    assert_ne!(free[2], clipped[2], "after the second");
+    for (step, (clipped, own)) in clipped.iter().zip(&by_own_norm).enumerate() {
+        assert!((clipped / own - 1.0).abs() < 0.05, "step {step}: {clipped}, not {own}");
+    }
 }
 
 #[test]

@@ -20,6 +20,10 @@ use crate::init;
 use crate::peers::Peers;
 use crate::weights::MasterWeights;
 
+/// The norm by which the first step clips updates in the backward pass. Large, because AdamW's first
+/// update does not depend on the size of the gradients, but later ones would remember large squares.
+const UNKNOWN_NORM: f32 = 1e4;
+
 /// A model ready to train.
 pub struct Engine {
     pub(super) graph: Graph,
@@ -174,7 +178,7 @@ impl Engine {
         }
         self.clear_moments()?;
         self.rounding_seed = seed;
-        self.set_last_norm(0.0)?;
+        self.set_last_norm(UNKNOWN_NORM)?;
         self.set_applied_steps(0, 0)
     }
 
@@ -224,8 +228,7 @@ impl Engine {
         counters.map_or(Ok(()), |id| self.write_value(id, cast_slice(&[applied, skipped])))
     }
 
-    /// Sets the gradient norm of the last step, by which updates in the backward pass clip; 0 does
-    /// not clip.
+    /// Sets the gradient norm of the last step, by which updates in the backward pass clip.
     pub(crate) fn set_last_norm(&mut self, norm: f32) -> Result<(), TrainError> {
         let id = self.program().host.grad_norm;
         id.map_or(Ok(()), |id| self.write_value(id, &norm.to_le_bytes()))

@@ -291,7 +291,14 @@ fn complete(pairs: &[Pair]) -> Check {
 }
 
 /// Fields of the fingerprint that may differ between the runs of a pair.
-const FREE_IN_A_PAIR: [&str; 4] = ["policy", "kernels", "micro_batch", "perturb_weights_seed"];
+const FREE_IN_A_PAIR: [&str; 6] = [
+    "policy",
+    "kernels",
+    "micro_batch",
+    "perturb_weights_seed",
+    "optimizer.moments",
+    "optimizer.in_backward",
+];
 
 /// Additional fields that may differ between pairs.
 const FREE_BETWEEN_PAIRS: [&str; 2] = ["seed", "data_seed"];
@@ -302,7 +309,9 @@ fn same_runs(pairs: &[Pair]) -> Check {
     let mut problems = Vec::new();
     let mut compare = |base: &RunFacts, other: &RunFacts, free: &[&str]| {
         let differing = differences(&base.fingerprint, &other.fingerprint);
-        let is_free = |field: &str| free.iter().any(|free| field.split('.').next() == Some(free));
+        let is_free = |field: &str| {
+            free.iter().any(|&free| field == free || field.split('.').next() == Some(free))
+        };
         let differing: Vec<String> = differing
             .iter()
             .filter(|difference| !is_free(&difference.field))

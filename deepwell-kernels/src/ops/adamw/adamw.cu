@@ -41,9 +41,9 @@ static_assert(sizeof(Parameter) == 64, "the host writes this layout");
 // Computes the coefficients of a step and counts the step, in one thread. grad_norm [1], schedule
 // [2] (learning rate, largest norm), counters [2] (applied steps, skipped steps).
 //
-// With sums of squares [sum_count] the coefficients are for one bucket: the norm is the last step's,
-// which clips only if it is finite, a sum that is not finite skips the bucket, and the step is
-// not counted.
+// With sums of squares [sum_count] the coefficients are for one bucket: the norm is the last step's
+// and clips only if it is finite, a sum that is not finite skips the bucket, and the step is not
+// counted.
 extern "C" __global__ void __launch_bounds__(32)
     adamw_coefficients(const float* __restrict__ grad_norm, const float* __restrict__ schedule,
                        uint64* counters, float beta1, float beta2, float eps,
