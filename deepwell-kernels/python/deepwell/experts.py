@@ -32,7 +32,8 @@ def grouped_gemm(x, weight, offsets, transposed):
     transposed; or, if ``transposed``, of ``[experts, inputs, outputs]``."""
     out = grouped_gemm_fake(x, weight, offsets, transposed)
     name = "grouped_gemm_dgrad" if transposed else "grouped_gemm"
-    plans.run(_op(name, weight.shape[0]), [x, weight, offsets], [out])
+    if x.numel():
+        plans.run(_op(name, weight.shape[0]), [x, weight, offsets], [out])
     return out
 
 
@@ -45,6 +46,8 @@ def grouped_gemm_fake(x, weight, offsets, transposed):
 def grouped_gemm_wgrad(dy, x, offsets):
     """For each group the transpose of its rows of dy times its rows of x, in FP32."""
     dw = grouped_gemm_wgrad_fake(dy, x, offsets)
+    if not x.numel():
+        return dw.zero_()
     plans.run(_op("grouped_gemm_wgrad", dw.shape[0]), [dy, x, offsets], [dw])
     return dw
 

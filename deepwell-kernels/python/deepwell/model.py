@@ -178,7 +178,9 @@ def _swap_attention(model: nn.Module, report: Report) -> None:
 
 def _swap_experts(model: nn.Module, report: Report) -> None:
     for name, submodel in _submodels(model):
-        own = [module for module in submodel.modules() if hasattr(module, "is_transposed")]
+        # What transformers' decorator of experts sets.
+        modules = submodel.modules()
+        own = [m for m in modules if hasattr(m, "is_transposed") and hasattr(m, "has_gate")]
         before = getattr(submodel.config, "_experts_implementation", None)
         if not own or before == experts.NAME:
             continue

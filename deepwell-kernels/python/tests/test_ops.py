@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from deepwell import cross_entropy, functional, ops  # noqa: F401
+from deepwell import cross_entropy, experts, functional, ops  # noqa: F401
 
 OPS = torch.ops.deepwell
 #: Results are rounded to BF16 once, so they differ by at most a unit of the largest, 2^-8; sums of
@@ -56,6 +56,8 @@ def arguments(make, tokens):
         "rope": (heads(4), torch.randn(tokens, 16), False),
         "gelu_tanh": (x(),),
         "gelu_tanh_backward": (x(), x()),
+        "grouped_gemm": (x(), make(3, 16, 32), torch.zeros(4, dtype=torch.int32), False),
+        "grouped_gemm_wgrad": (x(), x(), torch.zeros(4, dtype=torch.int32)),
         "attention": (heads(4), heads(2), heads(2), sinks, ranges, *settings),
         "attention_backward": (
             heads(4), heads(4), heads(2), heads(2), heads(4), lse, None, ranges, *settings
