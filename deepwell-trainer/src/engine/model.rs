@@ -20,8 +20,9 @@ use crate::init;
 use crate::peers::Peers;
 use crate::weights::MasterWeights;
 
-/// The norm by which the first step clips updates in the backward pass. Large, because AdamW's first
-/// update does not depend on the size of the gradients, but later ones would remember large squares.
+/// The norm by which the first step clips updates in the backward pass. A large norm: AdamW's first
+/// update does not depend on the size of the gradients, but later updates would remember large
+/// squares.
 const UNKNOWN_NORM: f32 = 1e4;
 
 /// A model ready to train.
