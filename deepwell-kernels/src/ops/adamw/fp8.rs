@@ -10,8 +10,8 @@ use crate::runtime::cpu::parallel::{ELEMENTS_PER_CHUNK, vectorized};
 
 const _: () = assert!(ELEMENTS_PER_CHUNK.is_multiple_of(BLOCK));
 
-/// One step on one parameter, from the coefficients of [`AdamWCoefficients`]. `moments` are blocks of
-/// first and second moments, `index` is the parameter's among those of the program.
+/// One step on one parameter, from the coefficients of [`AdamWCoefficients`]. `moments` are blocks
+/// of first and second moments, `index` is the parameter's among those of the program.
 ///
 /// # Panics
 /// If the lengths differ.
