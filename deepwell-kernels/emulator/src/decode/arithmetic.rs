@@ -12,6 +12,7 @@ use super::words::Words;
 use crate::ptx::{Instruction as Line, Operand};
 
 const INTEGERS: &[Type] = &[Type::U16, Type::U32, Type::U64, Type::S16, Type::S32, Type::S64];
+const HALVES: &[Type] = &[Type::F16, Type::F16x2, Type::Bf16, Type::Bf16x2];
 const FLOATS: &[Type] =
     &[Type::F16, Type::F16x2, Type::Bf16, Type::Bf16x2, Type::F32, Type::F32x2, Type::F64];
 
@@ -35,8 +36,7 @@ impl Words<'_> {
             saturate: self.take("sat"),
             relu: self.take("relu"),
         };
-        let half = matches!(value_type, Type::F16 | Type::F16x2 | Type::Bf16 | Type::Bf16x2);
-        if half && rounding != FloatRounding::NearestEven {
+        if HALVES.contains(&value_type) && rounding != FloatRounding::NearestEven {
             return Err(format!("`.{value_type}` is only rounded to the nearest"));
         }
         let bf16 = matches!(value_type, Type::Bf16 | Type::Bf16x2);
@@ -61,16 +61,7 @@ impl Words<'_> {
 }
 
 impl Lowering<'_> {
-    fn unary(
-        &mut self,
-        operation: UnaryOperation,
-        value_type: Type,
-        operands: &[Operand],
-    ) -> Decoded {
-        self.unary_into(operation, value_type, value_type, operands)
-    }
-
-    pub(super) fn unary_into(
+    pub(super) fn unary(
         &mut self,
         operation: UnaryOperation,
         value_type: Type,
@@ -209,7 +200,7 @@ impl Lowering<'_> {
                 let absolute = name == "abs";
                 let operation =
                     if absolute { UnaryOperation::Absolute } else { UnaryOperation::Negate };
-                self.unary(operation, value_type, operands)
+                self.unary(operation, value_type, value_type, operands)
             }
             _ => Err(format!("type `.{value_type}` is not known for `{name}`")),
         }
@@ -243,100 +234,111 @@ impl Lowering<'_> {
         words: &mut Words<'_>,
         operands: &[Operand],
     ) -> Decoded {
-        let same = [value_type; 3];
         match name {
             "add" | "sub" | "fma" | "mul" | "mad" => {
-                let mut narrow = None;
-                if value_type == Type::F32 && matches!(name, "add" | "sub" | "fma") {
-                    narrow = words.take_from(&[("f16", Type::F16), ("bf16", Type::Bf16)]);
-                }
-                if name == "fma" && words.take("oob") {
-                    let relu = words.take("relu");
-                    words.expect(&["rn"])?;
-                    let halves = [Type::F16, Type::F16x2, Type::Bf16, Type::Bf16x2];
-                    if !halves.contains(&value_type) {
-                        return Err(format!("`.oob` is not there for `.{value_type}`"));
-                    }
-                    let operation = TernaryOperation::FloatMultiplyAddOutOfBounds { relu };
-                    return self.ternary(operation, value_type, [value_type; 4], operands);
-                }
-                let modifiers = words.take_float_modifiers(value_type)?;
-                if modifiers.relu && name != "fma" {
-                    return Err("`.relu` is only there for `fma`".to_string());
-                }
-                if let Some(narrow) = narrow {
-                    return self.mixed(name, narrow, modifiers, operands);
-                }
-                match name {
-                    "add" => self.binary(
-                        BinaryOperation::FloatAdd(modifiers),
-                        value_type,
-                        same,
-                        operands,
-                    ),
-                    "sub" => {
-                        let operation = BinaryOperation::FloatSubtract(modifiers);
-                        self.binary(operation, value_type, same, operands)
-                    }
-                    "mul" => {
-                        let operation = BinaryOperation::FloatMultiply(modifiers);
-                        self.binary(operation, value_type, same, operands)
-                    }
-                    _ => {
-                        let operation = TernaryOperation::FloatMultiplyAdd(modifiers);
-                        self.ternary(operation, value_type, [value_type; 4], operands)
-                    }
-                }
+                self.float_sum_or_product(name, value_type, words, operands)
             }
-            "div" => {
-                if !matches!(value_type, Type::F32 | Type::F64) {
-                    return Err(format!("type `.{value_type}` is not known for `div`"));
-                }
-                let single = value_type == Type::F32;
-                let full = single && words.take("full");
-                let approximate = single && words.take("approx");
-                let modifiers = words.take_float_modifiers(value_type)?;
-                let operation = if approximate {
-                    BinaryOperation::FloatDivideApproximate(modifiers)
-                } else if full {
-                    BinaryOperation::FloatDivideFull(modifiers)
-                } else {
-                    BinaryOperation::FloatDivide(modifiers)
-                };
-                self.binary(operation, value_type, same, operands)
-            }
+            "div" => self.float_division(value_type, words, operands),
             "min" | "max" if value_type != Type::F32x2 => {
-                let modifiers = words.take_extremum_modifiers();
-                let minimum = name == "min";
-                if operands.len() == 4 {
-                    if value_type != Type::F32 {
-                        return Err("three operands are only there for `.f32`".to_string());
-                    }
-                    let operation = if minimum {
-                        TernaryOperation::FloatMinimum3(modifiers)
-                    } else {
-                        TernaryOperation::FloatMaximum3(modifiers)
-                    };
-                    return self.ternary(operation, value_type, [value_type; 4], operands);
-                }
-                let operation = if minimum {
-                    BinaryOperation::FloatMinimum(modifiers)
-                } else {
-                    BinaryOperation::FloatMaximum(modifiers)
-                };
-                self.binary(operation, value_type, same, operands)
+                self.float_extremum(name, value_type, words, operands)
             }
             "abs" | "neg" if value_type != Type::F32x2 => {
                 let flush_subnormals = words.take("ftz");
-                let operation = if name == "abs" {
-                    UnaryOperation::FloatAbsolute { flush_subnormals }
-                } else {
-                    UnaryOperation::FloatNegate { flush_subnormals }
+                let operation = match name {
+                    "abs" => UnaryOperation::FloatAbsolute { flush_subnormals },
+                    _ => UnaryOperation::FloatNegate { flush_subnormals },
                 };
-                self.unary(operation, value_type, operands)
+                self.unary(operation, value_type, value_type, operands)
             }
             _ => Err(format!("type `.{value_type}` is not known for `{name}`")),
         }
+    }
+
+    fn float_sum_or_product(
+        &mut self,
+        name: &str,
+        value_type: Type,
+        words: &mut Words<'_>,
+        operands: &[Operand],
+    ) -> Decoded {
+        let has_mixed_form = value_type == Type::F32 && matches!(name, "add" | "sub" | "fma");
+        let narrow = match has_mixed_form {
+            true => words.take_from(&[("f16", Type::F16), ("bf16", Type::Bf16)]),
+            false => None,
+        };
+        if name == "fma" && words.take("oob") {
+            let relu = words.take("relu");
+            words.expect(&["rn"])?;
+            if !HALVES.contains(&value_type) {
+                return Err(format!("`.oob` is not there for `.{value_type}`"));
+            }
+            let operation = TernaryOperation::FloatMultiplyAddOutOfBounds { relu };
+            return self.ternary(operation, value_type, [value_type; 4], operands);
+        }
+        let modifiers = words.take_float_modifiers(value_type)?;
+        if modifiers.relu && name != "fma" {
+            return Err("`.relu` is only there for `fma`".to_string());
+        }
+        if let Some(narrow) = narrow {
+            return self.mixed(name, narrow, modifiers, operands);
+        }
+        let operation = match name {
+            "add" => BinaryOperation::FloatAdd(modifiers),
+            "sub" => BinaryOperation::FloatSubtract(modifiers),
+            "mul" => BinaryOperation::FloatMultiply(modifiers),
+            _ => {
+                let operation = TernaryOperation::FloatMultiplyAdd(modifiers);
+                return self.ternary(operation, value_type, [value_type; 4], operands);
+            }
+        };
+        self.binary(operation, value_type, [value_type; 3], operands)
+    }
+
+    fn float_division(
+        &mut self,
+        value_type: Type,
+        words: &mut Words<'_>,
+        operands: &[Operand],
+    ) -> Decoded {
+        if !matches!(value_type, Type::F32 | Type::F64) {
+            return Err(format!("type `.{value_type}` is not known for `div`"));
+        }
+        let single = value_type == Type::F32;
+        let full = single && words.take("full");
+        let approximate = single && words.take("approx");
+        let modifiers = words.take_float_modifiers(value_type)?;
+        let operation = match (approximate, full) {
+            (true, _) => BinaryOperation::FloatDivideApproximate(modifiers),
+            (false, true) => BinaryOperation::FloatDivideFull(modifiers),
+            (false, false) => BinaryOperation::FloatDivide(modifiers),
+        };
+        self.binary(operation, value_type, [value_type; 3], operands)
+    }
+
+    fn float_extremum(
+        &mut self,
+        name: &str,
+        value_type: Type,
+        words: &mut Words<'_>,
+        operands: &[Operand],
+    ) -> Decoded {
+        let modifiers = words.take_extremum_modifiers();
+        let minimum = name == "min";
+        if operands.len() != 4 {
+            let operation = match minimum {
+                true => BinaryOperation::FloatMinimum(modifiers),
+                false => BinaryOperation::FloatMaximum(modifiers),
+            };
+            return self.binary(operation, value_type, [value_type; 3], operands);
+        }
+        if value_type != Type::F32 {
+            return Err("three operands are only there for `.f32`".to_string());
+        }
+        let operation = match minimum {
+            true => TernaryOperation::FloatMinimum3(modifiers),
+            false => TernaryOperation::FloatMaximum3(modifiers),
+        };
+        self.ternary(operation, value_type, [value_type; 4], operands)
     }
 
     /// Decodes instructions with single-precision results of half-precision operands.
@@ -467,7 +469,10 @@ impl Lowering<'_> {
                     }
                     _ => return Err(format!("type `.{value_type}` is not known for `{name}`")),
                 };
-                self.unary(UnaryOperation::Function(function, modifiers), value_type, operands)
+                {
+                    let operation = UnaryOperation::Function(function, modifiers);
+                    self.unary(operation, value_type, value_type, operands)
+                }
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Dispatch of lines to the decoders of instruction families.
 
-use super::Instruction;
 use super::lower::Lowering;
 use super::words::Words;
+use super::{Instruction, scalar_forms};
 use crate::ptx::Instruction as Line;
 
 impl Lowering<'_> {
@@ -17,15 +17,13 @@ impl Lowering<'_> {
             | "min" | "max" | "abs" | "neg" => {
                 self.arithmetic(&line.opcode.words[0], words, operands)?
             }
-            "mul24" | "mad24" | "sad" | "popc" | "clz" | "bfind" | "fns" | "brev" | "bfe"
-            | "bfi" | "bmsk" | "szext" | "dp4a" | "dp2a" => {
-                self.bits(&line.opcode.words[0], words, operands)?
-            }
             "rcp" | "sqrt" | "rsqrt" | "sin" | "cos" | "lg2" | "ex2" | "tanh" | "copysign"
             | "testp" => self.float_function(&line.opcode.words[0], words, operands)?,
-            "and" | "or" | "xor" | "not" | "cnot" | "lop3" | "shf" | "shl" | "shr" | "prmt" => {
-                self.logic(&line.opcode.words[0], words, operands)?
-            }
+            "and" | "or" | "xor" => self.logic(&line.opcode.words[0], words, operands)?,
+            "not" => self.not(words, operands)?,
+            "lop3" => self.logic3(words, operands)?,
+            "bfi" => self.insert_bits(words, operands)?,
+            "dp4a" | "dp2a" => self.dot_product(&line.opcode.words[0], words, operands)?,
             "setp" | "set" | "selp" | "slct" => {
                 self.comparison(&line.opcode.words[0], words, operands)?
             }
@@ -59,7 +57,10 @@ impl Lowering<'_> {
             "mma" => self.warp_mma(words, operands)?,
             "wgmma" => self.warp_group(words, operands)?,
             "tcgen05" => self.tcgen05(words, operands)?,
-            _ => return Err("the instruction is not known".to_string()),
+            name => match scalar_forms::find(name) {
+                Some(form) => self.scalar_form(form, words, operands)?,
+                None => return Err("the instruction is not known".to_string()),
+            },
         };
         words.finish()?;
         Ok(Some(instruction))

@@ -24,6 +24,7 @@ mod matrix_instruction;
 mod memory;
 mod memory_instruction;
 mod operands;
+mod scalar_forms;
 mod scalar_instruction;
 mod scope;
 mod special;

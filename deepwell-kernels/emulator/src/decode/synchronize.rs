@@ -3,7 +3,7 @@
 use super::lower::{Decoded, Lowering};
 use super::operands::{between, exactly};
 use super::scalar_instruction::ReductionOperation;
-use super::types::{Scope, Semantics, Space, Type};
+use super::types::{Register, Scope, Semantics, Space, Type};
 use super::words::Words;
 use super::{
     BarrierAction, CtaBarrier, Fence, Instruction, Match, Shuffle, ShuffleMode, Vote, VoteMode,
@@ -180,128 +180,130 @@ impl Lowering<'_> {
         words: &mut Words<'_>,
         operands: &[Operand],
     ) -> Decoded {
+        if name != "activemask" && !words.take("sync") {
+            return Err("only the `.sync` form is known".to_string());
+        }
         match name {
             "activemask" => {
                 words.take_type_of(&[Type::B32])?;
                 let [d] = exactly(operands)?;
-                return Ok(Instruction::ActiveMask {
-                    destination: self.destination(d, Type::B32)?,
-                });
+                Ok(Instruction::ActiveMask { destination: self.destination(d, Type::B32)? })
             }
-            "match" => {
-                words.expect(&["sync"])?;
-                let all = words.take("all");
-                if !all {
-                    words.expect(&["any"])?;
-                }
-                let value_type = words.take_type_of(&[Type::B32, Type::B64])?;
-                let [d, a, mask] = exactly(operands)?;
-                let (d, p) = pair(d);
-                return Ok(Instruction::Match(Match {
-                    all,
-                    destination: self.destination_wide(d, Type::B32)?,
-                    predicate: p.map(|p| self.predicate_destination(p)).transpose()?.flatten(),
-                    source: self.source(a, value_type)?,
-                    mask: self.source(mask, Type::B32)?,
-                }));
-            }
-            _ => {}
-        }
-        if !words.take("sync") {
-            return Err("only the `.sync` form is known".to_string());
-        }
-        match name {
-            "shfl" => {
-                let mode = words
-                    .take_from(&[
-                        ("up", ShuffleMode::Up),
-                        ("down", ShuffleMode::Down),
-                        ("bfly", ShuffleMode::Butterfly),
-                        ("idx", ShuffleMode::Index),
-                    ])
-                    .ok_or("the mode is missing")?;
-                words.take_type_of(&[Type::B32, Type::U32, Type::S32, Type::F32])?;
-                let [d, a, lane, control, mask] = exactly(operands)?;
-                let (d, p) = pair(d);
-                Ok(Instruction::Shuffle(Shuffle {
-                    mode,
-                    destination: self.destination_wide(d, Type::B32)?,
-                    in_range: p.map(|p| self.predicate_destination(p)).transpose()?.flatten(),
-                    source: self.source(a, Type::B32)?,
-                    lane: self.source(lane, Type::B32)?,
-                    control: self.source(control, Type::B32)?,
-                    mask: self.source(mask, Type::B32)?,
-                }))
-            }
-            "vote" => {
-                let [d, predicate, mask] = exactly(operands)?;
-                let mode = if words.take("ballot") {
-                    words.take_type_of(&[Type::B32])?;
-                    VoteMode::Ballot(self.destination(d, Type::B32)?)
-                } else {
-                    let choose: fn(u32) -> VoteMode = words
-                        .take_from(&[
-                            ("all", VoteMode::All as fn(u32) -> VoteMode),
-                            ("any", VoteMode::Any as fn(u32) -> VoteMode),
-                            ("uni", VoteMode::Uniform as fn(u32) -> VoteMode),
-                        ])
-                        .ok_or("the mode is missing")?;
-                    words.take_type_of(&[Type::Predicate])?;
-                    choose(self.predicate_register(d)?)
-                };
-                Ok(Instruction::Vote(Vote {
-                    mode,
-                    predicate: self.predicate(predicate)?,
-                    mask: self.source(mask, Type::B32)?,
-                }))
-            }
+            "match" => self.match_lanes(words, operands),
+            "shfl" => self.shuffle(words, operands),
+            "vote" => self.vote(words, operands),
             "elect" => {
                 let [d, mask] = exactly(operands)?;
-                let (d, p) = pair(d);
-                Ok(Instruction::Elect {
-                    destination: self.destination_wide(d, Type::B32)?,
-                    predicate: p.map(|p| self.predicate_destination(p)).transpose()?.flatten(),
-                    mask: self.source(mask, Type::B32)?,
-                })
+                let (destination, predicate) = self.value_and_predicate(d)?;
+                let mask = self.source(mask, Type::B32)?;
+                Ok(Instruction::Elect { destination, predicate, mask })
             }
-            _ => {
-                let operation = words
-                    .take_from(&[
-                        ("add", ReductionOperation::Add),
-                        ("min", ReductionOperation::Min),
-                        ("max", ReductionOperation::Max),
-                        ("and", ReductionOperation::And),
-                        ("or", ReductionOperation::Or),
-                        ("xor", ReductionOperation::Xor),
-                    ])
-                    .ok_or("the operation is missing")?;
-                let absolute = words.take("abs");
-                let propagate_nan = words.take("NaN");
-                let value_type = words.take_type()?;
-                use ReductionOperation as R;
-                let known = match value_type {
-                    Type::U32 | Type::S32 => {
-                        matches!(operation, R::Add | R::Min | R::Max)
-                    }
-                    Type::B32 => matches!(operation, R::And | R::Or | R::Xor),
-                    Type::F32 => matches!(operation, R::Min | R::Max),
-                    _ => false,
-                };
-                if !known || ((absolute || propagate_nan) && value_type != Type::F32) {
-                    return Err(format!("type `.{value_type}` is not known for this `redux`"));
-                }
-                let [d, a, mask] = exactly(operands)?;
-                Ok(Instruction::Redux {
-                    destination: self.destination(d, Type::B32)?,
-                    source: self.source(a, Type::B32)?,
-                    mask: self.source(mask, Type::B32)?,
-                    operation,
-                    value_type,
-                    absolute,
-                    propagate_nan,
-                })
-            }
+            _ => self.reduce_lanes(words, operands),
         }
+    }
+
+    /// Decodes `d` or `d|p`.
+    fn value_and_predicate(
+        &mut self,
+        operand: &Operand,
+    ) -> Result<(Option<Register>, Option<u32>), String> {
+        let (d, p) = pair(operand);
+        let predicate = p.map(|p| self.predicate_destination(p)).transpose()?.flatten();
+        Ok((self.destination_wide(d, Type::B32)?, predicate))
+    }
+
+    fn match_lanes(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
+        let all = words.either("all", "any")?;
+        let value_type = words.take_type_of(&[Type::B32, Type::B64])?;
+        let [d, a, mask] = exactly(operands)?;
+        let (destination, predicate) = self.value_and_predicate(d)?;
+        Ok(Instruction::Match(Match {
+            all,
+            destination,
+            predicate,
+            source: self.source(a, value_type)?,
+            mask: self.source(mask, Type::B32)?,
+        }))
+    }
+
+    fn shuffle(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
+        let mode = words
+            .take_from(&[
+                ("up", ShuffleMode::Up),
+                ("down", ShuffleMode::Down),
+                ("bfly", ShuffleMode::Butterfly),
+                ("idx", ShuffleMode::Index),
+            ])
+            .ok_or("the mode is missing")?;
+        words.take_type_of(&[Type::B32, Type::U32, Type::S32, Type::F32])?;
+        let [d, a, lane, control, mask] = exactly(operands)?;
+        let (destination, in_range) = self.value_and_predicate(d)?;
+        Ok(Instruction::Shuffle(Shuffle {
+            mode,
+            destination,
+            in_range,
+            source: self.source(a, Type::B32)?,
+            lane: self.source(lane, Type::B32)?,
+            control: self.source(control, Type::B32)?,
+            mask: self.source(mask, Type::B32)?,
+        }))
+    }
+
+    fn vote(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
+        let [d, predicate, mask] = exactly(operands)?;
+        let mode = if words.take("ballot") {
+            words.take_type_of(&[Type::B32])?;
+            VoteMode::Ballot(self.destination(d, Type::B32)?)
+        } else {
+            let choose: fn(u32) -> VoteMode = words
+                .take_from(&[
+                    ("all", VoteMode::All as fn(u32) -> VoteMode),
+                    ("any", VoteMode::Any as fn(u32) -> VoteMode),
+                    ("uni", VoteMode::Uniform as fn(u32) -> VoteMode),
+                ])
+                .ok_or("the mode is missing")?;
+            words.take_type_of(&[Type::Predicate])?;
+            choose(self.predicate_register(d)?)
+        };
+        let predicate = self.predicate(predicate)?;
+        Ok(Instruction::Vote(Vote { mode, predicate, mask: self.source(mask, Type::B32)? }))
+    }
+
+    fn reduce_lanes(&mut self, words: &mut Words<'_>, operands: &[Operand]) -> Decoded {
+        use ReductionOperation as R;
+        let operation = words
+            .take_from(&[
+                ("add", R::Add),
+                ("min", R::Min),
+                ("max", R::Max),
+                ("and", R::And),
+                ("or", R::Or),
+                ("xor", R::Xor),
+            ])
+            .ok_or("the operation is missing")?;
+        let absolute = words.take("abs");
+        let propagate_nan = words.take("NaN");
+        let value_type = words.take_type()?;
+        let known: &[R] = match value_type {
+            Type::U32 | Type::S32 => &[R::Add, R::Min, R::Max],
+            Type::B32 => &[R::And, R::Or, R::Xor],
+            Type::F32 => &[R::Min, R::Max],
+            _ => &[],
+        };
+        let is_float_form = absolute || propagate_nan;
+        if !known.contains(&operation) || is_float_form && value_type != Type::F32 {
+            return Err(format!("type `.{value_type}` is not known for this `redux`"));
+        }
+        let [d, a, mask] = exactly(operands)?;
+        Ok(Instruction::Redux {
+            destination: self.destination(d, Type::B32)?,
+            source: self.source(a, Type::B32)?,
+            mask: self.source(mask, Type::B32)?,
+            operation,
+            value_type,
+            absolute,
+            propagate_nan,
+        })
     }
 }
 

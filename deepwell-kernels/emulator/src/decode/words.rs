@@ -141,6 +141,14 @@ impl<'a> Words<'a> {
         }
     }
 
+    /// Takes one of two words. Returns whether the first is there; without either, an error.
+    pub(super) fn either(&mut self, first: &str, second: &str) -> Result<bool, String> {
+        if self.take(first) {
+            return Ok(true);
+        }
+        self.expect(&[second]).map(|()| false)
+    }
+
     /// Takes all of `names`, which must be present.
     pub(super) fn expect(&mut self, names: &[&str]) -> Result<(), String> {
         for name in names {
