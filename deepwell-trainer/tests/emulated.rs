@@ -33,11 +33,16 @@ const STEPS: usize = 3;
 const END: i32 = 3;
 const ENDS: [usize; 3] = [40, 90, 91];
 
-/// What is rounded the other way at a step of E2M1 (1/3 of the smaller) moves gradients more than
-/// MXFP8's: found by trying at twice of what the emulated device shows, gradients 0.20 away (of an
-/// input norm) and sizes 0.019 beyond the random part; losses 0.0003 and norms 0.002 apart.
-const NVFP4: Tolerances =
-    Tolerances { gradients: Limits { distance: 0.4, size: 0.04 }, planted: 1.1, ..MXFP8 };
+/// A number rounded the other way at a step of E2M1 (1/3 of the smaller one) moves gradients more
+/// than in MXFP8. Each limit is twice the largest distance that emulated devices showed over six
+/// token sequences: gradients 0.20 of an input norm, their sizes 0.019 beyond the random part, and
+/// gradient norms of the third step 0.0125, of either sign. Losses stay 0.0008 apart.
+const NVFP4: Tolerances = Tolerances {
+    grad_norm: 0.025,
+    gradients: Limits { distance: 0.4, size: 0.04 },
+    planted: 1.1,
+    ..MXFP8
+};
 
 /// The model and the size of its vocabulary.
 fn model(config: impl Into<ModelConfig>) -> (Graph, usize) {
