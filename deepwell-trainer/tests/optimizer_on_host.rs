@@ -6,7 +6,7 @@ mod kernels_needed;
 use deepwell_ir::capture::{LlamaConfig, ModelConfig};
 use deepwell_ir::ops::MomentFormat;
 use deepwell_ir::{Graph, MemoryKind, Op, Program};
-use deepwell_kernels::Architecture;
+use deepwell_kernels::cuda::Architecture;
 use deepwell_plan::OptimizerSpec;
 use deepwell_precision::PrecisionPolicy;
 use deepwell_probe::{Cpu, Hardware};
