@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use crate::degrees::Degrees;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deepwell_ir::ops::MomentFormat;
 use deepwell_ir::{Graph, PrecisionPolicy, Recompute, Target};
 use deepwell_moe::RouterTraining;
 use deepwell_plan::{PlanRequest, Planned, autoplan_stages};
