@@ -326,6 +326,8 @@ ops! {
     AdamWCoefficients,
     /// Optimizer update of a bucket of parameters.
     AdamW,
+    /// Copy of offloaded state to or from the device.
+    HostCopy,
 }
 
 impl Op {

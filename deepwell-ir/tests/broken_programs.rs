@@ -79,7 +79,12 @@ fn program() -> Program {
             call("third", Add {}, &[B, A], C, 64),
             call("fourth", cast, &[C], GRAD, 0),
         ],
-        arena: Arena { bytes: 384, transient_offset: 128, transient_lower_bound_bytes: 256 },
+        arena: Arena {
+            bytes: 384,
+            transient_offset: 128,
+            transient_lower_bound_bytes: 256,
+            ..Arena::default()
+        },
         host: HostInterface::default(),
         parameters: vec![ParameterState {
             split: None,

@@ -236,7 +236,7 @@ fn program() -> Program {
             records: None,
             rejected: Vec::new(),
         }],
-        arena: Arena { bytes: 128, transient_offset: 128, transient_lower_bound_bytes: 0 },
+        arena: Arena { bytes: 128, transient_offset: 128, ..Arena::default() },
         host: HostInterface::default(),
         parameters: Vec::new(),
         precision: Vec::new(),

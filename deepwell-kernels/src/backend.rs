@@ -103,6 +103,16 @@ pub trait Backend: Send {
     /// [`KernelError::OutOfMemory`].
     fn allocate(&mut self, bytes: usize) -> Result<(), KernelError>;
 
+    /// [`Backend::allocate`] with the first `host_bytes` bytes of the arena in host memory, for
+    /// [offloaded](deepwell_ir::MemoryKind::Offloaded) values. On a CPU all memory is the host's.
+    ///
+    /// # Errors
+    /// As [`Backend::allocate`].
+    fn allocate_with_host(&mut self, bytes: usize, host_bytes: usize) -> Result<(), KernelError> {
+        let _ = host_bytes;
+        self.allocate(bytes)
+    }
+
     /// Resolves one instance of a call of a program: kernel, operand addresses, constants. All work
     /// that can be done before the first step is done here. A program that breaks a rule may give
     /// an error, wrong numbers or a panic, but the host never accesses memory outside the arena.

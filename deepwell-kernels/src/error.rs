@@ -59,6 +59,18 @@ pub enum KernelError {
         /// Size of the executor's arena.
         has: usize,
     },
+    /// The program has another part of its arena in host memory than the executor.
+    #[error(
+        "program `{program}` has {needs} bytes of its arena in host memory, the executor has {has}"
+    )]
+    HostPart {
+        /// The program.
+        program: String,
+        /// The program's part in host memory.
+        needs: usize,
+        /// The executor's part in host memory.
+        has: usize,
+    },
     /// A kernel was not compiled for the device.
     #[error(
         "no compiled `{file}.cu` for {architecture}; looked in {}\n\

@@ -92,6 +92,7 @@ pub enum CallAction {
 pub struct Executor {
     backend: Box<dyn Backend>,
     arena_bytes: usize,
+    host_bytes: usize,
 }
 
 impl Executor {
@@ -99,9 +100,21 @@ impl Executor {
     ///
     /// # Errors
     /// [`KernelError::OutOfMemory`].
-    pub fn new(mut backend: Box<dyn Backend>, arena_bytes: usize) -> Result<Executor, KernelError> {
-        backend.allocate(arena_bytes)?;
-        Ok(Executor { backend, arena_bytes })
+    pub fn new(backend: Box<dyn Backend>, arena_bytes: usize) -> Result<Executor, KernelError> {
+        Executor::with_host(backend, arena_bytes, 0)
+    }
+
+    /// [`Executor::new`] with the first `host_bytes` of the arena in host memory.
+    ///
+    /// # Errors
+    /// [`KernelError::OutOfMemory`].
+    pub fn with_host(
+        mut backend: Box<dyn Backend>,
+        arena_bytes: usize,
+        host_bytes: usize,
+    ) -> Result<Executor, KernelError> {
+        backend.allocate_with_host(arena_bytes, host_bytes)?;
+        Ok(Executor { backend, arena_bytes, host_bytes })
     }
 
     /// The backend. The executor turns programs into recordings and values into ranges of the
@@ -121,6 +134,11 @@ impl Executor {
         self.arena_bytes
     }
 
+    /// The part of the arena in host memory.
+    pub fn host_bytes(&self) -> usize {
+        self.host_bytes
+    }
+
     /// Verifies a program and prepares its calls.
     ///
     /// # Errors
@@ -133,6 +151,13 @@ impl Executor {
                 program: program.name,
                 needs: program.arena.bytes,
                 has: self.arena_bytes,
+            });
+        }
+        if program.arena.host_bytes != self.host_bytes {
+            return Err(KernelError::HostPart {
+                program: program.name,
+                needs: program.arena.host_bytes,
+                has: self.host_bytes,
             });
         }
         let mut bodies = BTreeMap::new();

@@ -21,6 +21,9 @@ impl ValueId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MemoryKind {
+    /// Master weights and moments in host memory, copied to the device for each call that uses
+    /// them.
+    Offloaded,
     /// Master weights, moments, scalars of the optimizer.
     Optimizer,
     /// Parameter gradients.
@@ -37,7 +40,8 @@ pub enum MemoryKind {
 
 impl MemoryKind {
     /// All kinds, in arena order.
-    pub const ALL: [MemoryKind; 6] = [
+    pub const ALL: [MemoryKind; 7] = [
+        MemoryKind::Offloaded,
         MemoryKind::Optimizer,
         MemoryKind::Gradients,
         MemoryKind::Weights,
@@ -49,6 +53,7 @@ impl MemoryKind {
     /// Lower-case name.
     pub const fn name(self) -> &'static str {
         match self {
+            MemoryKind::Offloaded => "offloaded",
             MemoryKind::Optimizer => "optimizer",
             MemoryKind::Gradients => "gradients",
             MemoryKind::Weights => "weights",
@@ -156,11 +161,15 @@ impl Value {
     }
 }
 
-/// The arena: persistent values first, then values that live within a step.
+/// The arena: persistent values first, then values that live within a step. Offloaded values are
+/// the first of all; on a GPU their part of the arena is host memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Arena {
     /// Total size.
     pub bytes: usize,
+    /// Size of the part for offloaded values.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub host_bytes: usize,
     /// Begin of values that live within a step.
     pub transient_offset: usize,
     /// Largest sum of transient values and workspaces alive at any call, a lower bound for every
@@ -169,6 +178,11 @@ pub struct Arena {
 }
 
 impl Arena {
+    /// Bytes outside of the part for offloaded values.
+    pub fn device_bytes(&self) -> usize {
+        self.bytes - self.host_bytes
+    }
+
     /// Bytes reused within a step.
     pub fn transient_bytes(&self) -> usize {
         self.bytes - self.transient_offset

@@ -296,6 +296,11 @@ impl Program {
         self.calls_with_runs().map(|(call, runs)| call.bytes_in_step(runs)).sum()
     }
 
+    /// Bytes of the arena in the memory of the device. On a CPU that is all of the arena.
+    pub fn device_bytes(&self) -> usize {
+        if self.target.arch == "cpu" { self.arena.bytes } else { self.arena.device_bytes() }
+    }
+
     /// Values of a memory kind.
     pub fn values_of(&self, kind: MemoryKind) -> impl Iterator<Item = &Value> {
         self.values.iter().filter(move |value| value.memory == kind)

@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use deepwell_ir::{Instance, Program, Target};
 use deepwell_kernels::KernelError;
 use deepwell_kernels::cuda::{
-    CallView, Constants, Device as Launcher, DevicePtr, Driver, KernelImages, Module, Step, Stream,
-    cuda_kernels,
+    ArenaAddress, CallView, Constants, Device as Launcher, DevicePtr, Driver, KernelImages, Module,
+    Step, Stream, cuda_kernels,
 };
 
 use crate::status::Failure;
@@ -163,7 +163,8 @@ impl CudaDevice {
             backend: "cuda",
             kernel: call.choice.kernel.clone(),
         })?;
-        let view = CallView { program, call, instance: Instance::ONLY, arena: DevicePtr(0) };
+        let view =
+            CallView { program, call, instance: Instance::ONLY, arena: ArenaAddress::OF_ADDRESSES };
         self.constants.lend_arrival_counters(DevicePtr(counters_at as u64));
         let mut launcher = Launcher {
             driver: self.driver.as_mut(),

@@ -293,11 +293,7 @@ mod tests {
             schedule: vec![Invocation { body: BodyId(0), micro_batch: 0, slot: 0 }],
             values: ["a", "b", "c"].into_iter().zip(offsets).map(value).collect(),
             calls: vec![call],
-            arena: deepwell_ir::Arena {
-                bytes: 256,
-                transient_offset: 0,
-                transient_lower_bound_bytes: 0,
-            },
+            arena: deepwell_ir::Arena { bytes: 256, ..deepwell_ir::Arena::default() },
             host: HostInterface::default(),
             parameters: Vec::new(),
             precision: Vec::new(),

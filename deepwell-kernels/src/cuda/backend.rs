@@ -32,7 +32,7 @@ use crate::runtime::cuda::driver::{
 };
 use crate::runtime::cuda::images::KernelImages;
 use crate::runtime::cuda::pinned::PinnedBuffer;
-use crate::runtime::cuda::prepare::{CallView, Constants, Device, Step};
+use crate::runtime::cuda::prepare::{ArenaAddress, CallView, Constants, Device, Step};
 
 /// Number of input slots.
 const INPUTS: usize = 2;
@@ -62,6 +62,15 @@ struct Clock {
     filled: Event,
 }
 
+/// The memory of the programs.
+#[derive(Clone, Copy)]
+struct Arena {
+    address: ArenaAddress,
+    bytes: usize,
+    /// The allocations: on the device, and on the host if a part lies there.
+    allocations: [Option<DevicePtr>; 2],
+}
+
 struct Prepared {
     name: String,
     steps: Vec<Step>,
@@ -75,7 +84,7 @@ pub struct CudaBackend {
     images: KernelImages,
     modules: HashMap<&'static str, Module>,
     constants: Constants,
-    arena: Option<(DevicePtr, usize)>,
+    arena: Option<Arena>,
     prepared: Vec<Prepared>,
     graphs: Vec<CapturedGraph>,
     compute: Stream,
@@ -165,7 +174,12 @@ impl CudaBackend {
         program: &Program,
         call: &Call,
     ) -> Result<PreparedCall, KernelError> {
-        let arena = self.arena.replace((DevicePtr(0), usize::MAX));
+        let of_addresses = Arena {
+            address: ArenaAddress::OF_ADDRESSES,
+            bytes: usize::MAX,
+            allocations: [None; 2],
+        };
+        let arena = self.arena.replace(of_addresses);
         let prepared = self.prepare(program, call, Instance::ONLY);
         self.arena = arena;
         prepared
@@ -173,7 +187,7 @@ impl CudaBackend {
 
     fn address(&self, range: ByteRange) -> Result<DevicePtr, KernelError> {
         match self.arena {
-            Some((base, bytes)) if range.end() <= bytes => Ok(base.offset(range.offset)),
+            Some(arena) if range.end() <= arena.bytes => Ok(arena.address.at(range.offset)),
             _ => Err(KernelError::Run {
                 call: "copy".to_string(),
                 what: format!("bytes {}..{} lie outside of the arena", range.offset, range.end()),
@@ -225,10 +239,13 @@ impl CudaBackend {
             self.driver.free_pinned(slot.pinned)?;
         }
         self.constants.free(self.driver.as_mut())?;
-        if let Some((base, _)) = self.arena.take() {
-            self.driver.free(base)?;
-        }
-        Ok(())
+        self.free_arena()
+    }
+
+    fn free_arena(&mut self) -> Result<(), DriverError> {
+        let arena = self.arena.take();
+        let allocations = arena.into_iter().flat_map(|arena| arena.allocations);
+        allocations.flatten().try_for_each(|pointer| self.driver.free(pointer))
     }
 }
 
@@ -245,16 +262,29 @@ impl Backend for CudaBackend {
     }
 
     fn allocate(&mut self, bytes: usize) -> Result<(), KernelError> {
-        if let Some((base, _)) = self.arena.take() {
+        self.allocate_with_host(bytes, 0)
+    }
+
+    fn allocate_with_host(&mut self, bytes: usize, host_bytes: usize) -> Result<(), KernelError> {
+        if self.arena.is_some() {
             self.wait_for_all()?;
-            self.driver.free(base)?;
+            self.free_arena()?;
         }
-        let base = self.driver.allocate(bytes.max(1)).map_err(|error| {
-            if error.out_of_memory { KernelError::OutOfMemory { bytes } } else { error.into() }
+        let device_bytes = bytes - host_bytes.min(bytes);
+        let device = self.driver.allocate(device_bytes.max(1)).map_err(|error| {
+            match error.out_of_memory {
+                true => KernelError::OutOfMemory { bytes: device_bytes },
+                false => error.into(),
+            }
         })?;
-        self.arena = Some((base, bytes));
+        let host = match host_bytes {
+            0 => None,
+            _ => Some(self.driver.allocate_on_host(host_bytes)?),
+        };
+        let address = ArenaAddress::split(host.unwrap_or_default(), host_bytes, device);
+        self.arena = Some(Arena { address, bytes, allocations: [Some(device), host] });
         let stream = self.compute;
-        self.driver.fill(base, 0, bytes, stream)?;
+        self.driver.fill(device, 0, device_bytes, stream)?;
         Ok(self.wait_for_all()?)
     }
 
@@ -303,7 +333,8 @@ impl Backend for CudaBackend {
                     kernel: call.choice.kernel.clone(),
                 }
             })?;
-        let arena = self.address(ByteRange::default())?;
+        self.address(ByteRange::default())?;
+        let arena = self.arena.map(|arena| arena.address).unwrap_or_default();
         let view = CallView { program, call, instance, arena };
         let mut device = Device {
             driver: self.driver.as_mut(),

@@ -84,6 +84,13 @@ impl<M: Machine> Driver for HostDriver<M> {
         state.machine.allocate(bytes)
     }
 
+    /// Memory of the machine: host and device are one.
+    fn allocate_on_host(&mut self, bytes: usize) -> DriverResult<DevicePtr> {
+        let pointer = self.allocate(bytes)?;
+        self.state().machine.fill(pointer, 0, bytes)?;
+        Ok(pointer)
+    }
+
     fn free(&mut self, pointer: DevicePtr) -> DriverResult<()> {
         let mut state = self.state();
         state.counts.change(|counts| counts.frees += 1);

@@ -28,7 +28,9 @@ pub use crate::runtime::cuda::driver::{
 };
 pub use crate::runtime::cuda::images::{KERNELS_DIR_VARIABLE, KernelImages};
 pub use crate::runtime::cuda::pinned::PinnedBuffer;
-pub use crate::runtime::cuda::prepare::{CallView, Constants, Device, RESERVED_BYTES, Step};
+pub use crate::runtime::cuda::prepare::{
+    ArenaAddress, CallView, Constants, Device, RESERVED_BYTES, Step,
+};
 pub use crate::runtime::cuda::spec::{
     CudaKernelSpec, Prepare, SelectTile, TileSelection, no_workspace, takes_all,
 };

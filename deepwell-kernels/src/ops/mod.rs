@@ -30,6 +30,7 @@ pub mod grad_norm;
 pub mod grouped_bias;
 pub mod grouped_gemm;
 pub mod head_rms_norm;
+mod host_copy;
 pub mod join_parts;
 pub mod latent_key_value;
 pub mod layer_norm;
@@ -82,6 +83,7 @@ pub(crate) const OPS: &[OpKernels] = &[
     grouped_bias::KERNELS,
     grouped_gemm::KERNELS,
     head_rms_norm::KERNELS,
+    host_copy::KERNELS,
     join_parts::KERNELS,
     latent_key_value::KERNELS,
     layer_norm::KERNELS,

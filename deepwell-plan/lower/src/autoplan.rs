@@ -352,7 +352,7 @@ fn lower_stages(
     for stage in 0..parallel.pipeline {
         let target = target.clone().as_rank(parallel.ranks(stage * ranks));
         let program = shared.lower_stage(catalog, &target)?;
-        let peak_bytes = (program.arena.bytes + program.fixed_overhead_bytes) as u64;
+        let peak_bytes = (program.device_bytes() + program.fixed_overhead_bytes) as u64;
         if parallel.pipeline > 1 && peak_bytes > limit_bytes {
             return Ok(Stages::Beyond(peak_bytes));
         }

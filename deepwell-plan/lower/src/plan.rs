@@ -45,6 +45,10 @@ pub struct OptimizerSpec {
     /// the step before: gradients need little memory. For one rank and one micro-batch per step.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub in_backward: bool,
+    /// Whether masters and moments lie in host memory and are copied to the device for each
+    /// update.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub on_host: bool,
 }
 
 /// The rate in most of the training of DeepSeek-V3, arXiv 2412.19437, section 4.2.
@@ -52,14 +56,6 @@ const SELECTION_BIAS_RATE: f32 = 1e-3;
 
 fn is_default_rate(rate: &f32) -> bool {
     *rate == SELECTION_BIAS_RATE
-}
-
-impl OptimizerSpec {
-    /// The default constants, with a storage of the moments and an order of updates.
-    #[must_use]
-    pub fn saving_memory(moments: MomentFormat, in_backward: bool) -> OptimizerSpec {
-        OptimizerSpec { moments, in_backward, ..OptimizerSpec::default() }
-    }
 }
 
 impl Default for OptimizerSpec {
@@ -73,6 +69,7 @@ impl Default for OptimizerSpec {
             selection_bias_rate: SELECTION_BIAS_RATE,
             moments: MomentFormat::Fp32,
             in_backward: false,
+            on_host: false,
         }
     }
 }

@@ -277,13 +277,13 @@ impl GpuModel {
         compute.max(self.memory_s(count * bytes))
     }
 
-    /// Seconds of updating `parameters` master weights on the host: FP32 gradients arrive and BF16
-    /// copies return during the update, which reads gradient, weight and two moments and writes
-    /// weight, moments and the copy.
-    pub fn host_optimizer_s(&self, parameters: f64) -> f64 {
+    /// Seconds of updating parameters whose `state_bytes` of master weights and moments lie in host
+    /// memory: the state is copied to the GPU and back, in both directions at once, and the copies
+    /// take longer than the update.
+    pub fn host_optimizer_s(&self, state_bytes: f64) -> f64 {
         let share = self.memory_efficiency * 1e9;
-        let link = 4.0 * parameters / (self.host_link_gbps * share);
-        link.max(30.0 * parameters / (self.host_memory_gbps * share))
+        let link = state_bytes / (self.host_link_gbps * share);
+        link.max(2.0 * state_bytes / (self.host_memory_gbps * share))
     }
 
     /// Seconds of reading and writing `bytes`.

@@ -69,6 +69,7 @@ struct Key {
     micro_batches: usize,
     recompute: Recompute,
     one_stream: bool,
+    on_host: bool,
     growing: Vec<Option<More>>,
 }
 
@@ -136,7 +137,8 @@ impl<'a> ProgramMemory<'a> {
         let recompute = at.recompute.of_trainer();
         let (micro_batch, micro_batches) = (at.micro_batch, at.micro_batches);
         let stages = at.layers_of_stages(shape);
-        let base = base_plan(self.graph, self.request, self.target(parallel));
+        let mut base = base_plan(self.graph, self.request, self.target(parallel));
+        base.optimizer.on_host = at.offload;
         Ok(Plan { parallel, recompute, micro_batch, micro_batches, stages, ..base })
     }
 
@@ -268,6 +270,7 @@ impl<'a> ProgramMemory<'a> {
             micro_batches: few.micro_batches,
             recompute: plan.recompute,
             one_stream: plan.one_stream,
+            on_host: plan.optimizer.on_host,
             growing: few.growing.clone(),
         };
         let with_fallback = with_fallback && self.alone.arch != "cpu";

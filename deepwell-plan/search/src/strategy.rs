@@ -176,10 +176,6 @@ impl Strategy {
         let refuse = |what, expected: &str, got: String| {
             Err(PlanError::Request { what, expected: expected.to_string(), got })
         };
-        if self.offload {
-            let expected = "the GPU, as an optimizer on the host is not there yet";
-            return refuse("place of the optimizer", expected, "the host".to_string());
-        }
         let kinds = [ActivationRecompute::Norms, ActivationRecompute::Activations];
         if kinds.contains(&self.recompute) {
             let expected = "none, selective or full";
@@ -279,7 +275,7 @@ mod tests {
         check(stages, Ok(deferred));
         let twice = Strategy { schedule: PipelineSchedule::ZbH2, ..stages };
         check(twice, Err("schedule: expected 1f1b or zb-h1"));
-        check(Strategy { offload: true, ..dp }, Err("an optimizer on the host is not there yet"));
+        check(Strategy { offload: true, ..dp }, Ok(Parallel::data(4)));
         let norms = Strategy { recompute: ActivationRecompute::Norms, ..dp };
         check(norms, Err("recompute: expected none, selective or full, got norms"));
         let folded = Parallel { tensor: 2, expert: 4, ..Parallel::data(4) };

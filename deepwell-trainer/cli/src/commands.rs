@@ -24,6 +24,7 @@ use deepwell_trainer::{
 use serde::Serialize;
 
 use crate::degrees::Degrees;
+use crate::optimizer_args::OptimizerArgs;
 use crate::output::print_json;
 
 /// Default number of pairs of runs of `deepwell parity`.
@@ -102,15 +103,9 @@ pub(crate) struct TrainArgs {
     /// (whole layers) [default: chosen by the planner]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
-    /// Storage of AdamW's moments: fp32, or fp8, a quarter of the memory [default: fp32]
-    #[arg(long, value_name = "FORMAT")]
+    #[command(flatten)]
     #[serde(skip)]
-    pub(crate) moments: Option<MomentFormat>,
-    /// Update each parameter in the backward pass, with gradients clipped by the norm of the step
-    /// before: gradients need little memory; for one rank and one micro-batch
-    #[arg(long)]
-    #[serde(skip)]
-    pub(crate) optimizer_in_backward: bool,
+    pub(crate) optimizer: OptimizerArgs,
     /// Minimum number of held-out tokens of an evaluation [default: 131072, or all held-out tokens
     /// if there are fewer]
     #[arg(long)]
@@ -271,11 +266,8 @@ impl TrainArgs {
             ("router.z", self.router_z),
             ("router.capacity_factor", self.capacity_factor),
         ];
-        if let Some(moments) = self.moments {
-            flags.set("optimizer.moments", &moments);
-        }
-        if self.optimizer_in_backward {
-            flags.set("optimizer.in_backward", &true);
+        for (name, value) in self.optimizer.given() {
+            flags.set(name, &value);
         }
         let degrees = &self.degrees;
         for (name, value) in router {
@@ -550,7 +542,11 @@ pub(crate) fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStat
         batch_size: args.batch_size,
         micro_batch: args.micro_batch,
         recompute: args.recompute,
-        optimizer: OptimizerSpec::saving_memory(args.moments, args.optimizer_in_backward),
+        optimizer: OptimizerSpec {
+            moments: args.moments,
+            in_backward: args.optimizer_in_backward,
+            ..OptimizerSpec::default()
+        },
         eval_tokens: args.eval_tokens,
         interim_eval_tokens: Some((args.eval_tokens / PARITY_INTERIM_PART).max(1)),
         checkpoint_every: args.checkpoint_every,

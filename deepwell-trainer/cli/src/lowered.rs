@@ -9,8 +9,8 @@ use deepwell_plan::search::{
     search_with,
 };
 use deepwell_plan::{
-    DryRun, KnownKernels, PlanError, PlanRequest, Planned, ProgramBytes, ProgramMemory, Strategy,
-    autoplan_stages,
+    DryRun, KnownKernels, OptimizerSpec, PlanError, PlanRequest, Planned, ProgramBytes,
+    ProgramMemory, Strategy, autoplan_stages,
 };
 use deepwell_probe::Hardware;
 use deepwell_trainer::{Device, ModelSource};
@@ -74,7 +74,7 @@ impl<'a> Source<'a> {
             seq: request.seq,
             global_batch: request.global_batch,
             policy,
-            optimizer: planning.optimizer(),
+            optimizer: planning.optimizer.spec(),
             memory_limit_bytes: Some(request.memory_limit_bytes() as u64),
             micro_batch: None,
             recompute: None,
@@ -120,6 +120,7 @@ impl<'a> Source<'a> {
             memory_limit_bytes: Some(request.memory_limit_bytes() as u64),
             micro_batch: Some(at.micro_batch),
             recompute: Some(at.recompute.of_trainer()),
+            optimizer: OptimizerSpec { on_host: at.offload, ..self.asked.optimizer.clone() },
             ..self.asked.clone()
         };
         let layers = at.layers_of_stages(&request.shape);
@@ -238,9 +239,9 @@ pub(crate) fn page(run: &DryRun, searched: &[u64], plan: &ClusterPlan) -> String
 mod tests {
     use anyhow::anyhow;
     use deepwell_ir::capture::ModelConfig;
+    use deepwell_plan::ModelShape;
     use deepwell_plan::gpu_model::GpuModel;
     use deepwell_plan::search::Machines;
-    use deepwell_plan::{ModelShape, OptimizerSpec};
     use deepwell_precision::PrecisionPolicy;
 
     use super::*;

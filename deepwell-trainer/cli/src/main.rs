@@ -25,6 +25,7 @@ mod lowered;
 mod measured;
 mod nearest;
 mod negative;
+mod optimizer_args;
 mod output;
 mod plan;
 mod plan_cluster;

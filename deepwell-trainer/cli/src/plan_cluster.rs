@@ -268,7 +268,7 @@ fn request(
         pins,
         fp8,
         capacity_factor: planning.capacity_factor,
-        moments: planning.moments,
+        moments: planning.optimizer.moments.unwrap_or_default(),
         expert_imbalance: args.expert_imbalance.unwrap_or(request.expert_imbalance),
         by_trainer: by_trainer(args.runnable),
         ..request
@@ -388,6 +388,9 @@ fn pins_of(planning: &PlanningArgs) -> Result<Vec<Pin>> {
     // A capacity factor requires whole sequences, so context parallelism is excluded.
     if planning.capacity_factor.is_some() {
         pins.push("cp=1".parse()?);
+    }
+    if planning.optimizer.optimizer_on_host {
+        pins.push("offload=1".parse()?);
     }
     if let Some(rule) = planning.recompute {
         pins.push(format!("recompute={rule}").parse()?);

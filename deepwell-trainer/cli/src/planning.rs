@@ -5,16 +5,16 @@ use std::path::PathBuf;
 use crate::degrees::Degrees;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deepwell_ir::ops::MomentFormat;
 use deepwell_ir::{Graph, PrecisionPolicy, Recompute, Target};
 use deepwell_moe::RouterTraining;
-use deepwell_plan::{OptimizerSpec, PlanRequest, Planned, autoplan_stages};
+use deepwell_plan::{PlanRequest, Planned, autoplan_stages};
 use deepwell_trainer::{
     AutoPrecision, Device, Devices, ModelSource, Settings, auto_policy, with_routers,
 };
 
 use crate::bytes;
 use crate::hardware::hardware_and_target;
+use crate::optimizer_args::OptimizerArgs;
 use crate::output::{note, say};
 
 /// Most tokens of a step: positions and token indices are 32-bit.
@@ -53,13 +53,8 @@ pub(crate) struct PlanningArgs {
     /// (whole layers) [default: chosen by the planner]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
-    /// Storage of AdamW's moments: fp32, or fp8, a quarter of the memory
-    #[arg(long, value_name = "FORMAT", default_value_t = MomentFormat::Fp32)]
-    pub(crate) moments: MomentFormat,
-    /// Update each parameter in the backward pass, with gradients clipped by the norm of the step
-    /// before: gradients need little memory; for one rank and one micro-batch
-    #[arg(long)]
-    pub(crate) optimizer_in_backward: bool,
+    #[command(flatten)]
+    pub(crate) optimizer: OptimizerArgs,
     /// Expert capacity as a multiple of an even share; excess tokens are dropped, and buffers are
     /// sized for the rest [default: unlimited]
     #[arg(long, value_name = "FACTOR")]
@@ -90,11 +85,6 @@ pub(crate) struct Planning {
 }
 
 impl PlanningArgs {
-    /// The optimizer of the flags.
-    pub(crate) fn optimizer(&self) -> OptimizerSpec {
-        OptimizerSpec::saving_memory(self.moments, self.optimizer_in_backward)
-    }
-
     /// Captures the model and plans its training.
     ///
     /// # Errors
@@ -127,7 +117,7 @@ impl PlanningArgs {
             seq,
             global_batch: batch,
             policy,
-            optimizer: self.optimizer(),
+            optimizer: self.optimizer.spec(),
             memory_limit_bytes: self.memory_limit,
             micro_batch: self.micro_batch,
             recompute: self.recompute,

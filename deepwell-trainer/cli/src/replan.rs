@@ -14,6 +14,7 @@ use crate::Outcome;
 use crate::hardware::{cluster_of, measurements_of};
 use crate::lowered::{self, Source};
 use crate::nearest;
+use crate::optimizer_args::OptimizerArgs;
 use crate::output::{print, print_json};
 use crate::plan_cluster::by_trainer;
 use crate::planning::PlanningArgs;
@@ -98,8 +99,7 @@ impl PlanFile {
             allow_fallback: false,
             micro_batch: None,
             recompute: None,
-            moments: plan.moments,
-            optimizer_in_backward: false,
+            optimizer: OptimizerArgs { moments: Some(plan.moments), ..OptimizerArgs::default() },
             capacity_factor: plan.capacity_factor,
             memory_limit: None,
             hardware: None,

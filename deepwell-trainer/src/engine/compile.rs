@@ -159,7 +159,7 @@ pub(crate) fn load(
     // A program with other GEMMs in BF16 is loaded into the same arena.
     let arena_bytes = planned_bytes.max(evaluation.arena.bytes);
     prediction.reserve(arena_bytes, &target);
-    let mut executor = Executor::new(backend, arena_bytes)?;
+    let mut executor = Executor::with_host(backend, arena_bytes, program.arena.host_bytes)?;
     let gemms = gemms_of(&graph);
     let statistics = statistics_of(&program, &gemms);
     let loads = load_counters(&program);

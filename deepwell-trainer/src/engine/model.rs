@@ -122,7 +122,9 @@ impl Engine {
         let evaluation = self.evaluation_program();
         let arena = match self.device {
             Device::Cpu => training.arena.bytes.max(evaluation.arena.bytes),
-            Device::Cuda(_) | Device::Emulated(_) => self.executor.arena_bytes(),
+            Device::Cuda(_) | Device::Emulated(_) => {
+                self.executor.arena_bytes() - self.executor.host_bytes()
+            }
         };
         (arena + training.fixed_overhead_bytes) as u64
     }

@@ -4,12 +4,15 @@
 use std::collections::HashSet;
 
 use super::ALIGNMENT_BYTES;
+use super::offloaded::Homes;
 use crate::ops::AdamW;
-use crate::{Access, Call, Op, Operand, OperandType, ParameterState, Program, Shard, ValueId};
+use crate::{
+    Access, Call, MemoryKind, Op, Operand, OperandType, ParameterState, Program, Shard, ValueId,
+};
 
 /// Checks the buckets in parameter order: operands match the call, buckets do not overlap, and
 /// every parameter with a gradient is in a bucket.
-pub(super) fn check(program: &Program) -> Result<(), String> {
+pub(super) fn check(program: &Program, homes: &Homes) -> Result<(), String> {
     let mut buckets: Vec<(&Call, &AdamW)> = Vec::new();
     for call in &program.calls {
         match &call.op {
@@ -24,7 +27,7 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
     let moved = moved_by_counts(program)?;
     buckets.sort_by_key(|(_, bucket)| bucket.parameters.start);
     if !program.shards.is_empty() {
-        return shards(program, &buckets, &moved);
+        return shards(program, &buckets, &moved, homes);
     }
     let mut next = 0;
     for (call, bucket) in buckets {
@@ -37,7 +40,7 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
             return Err(format!("call `{name}` updates parameters {range:?}, there are {count}"));
         };
         all_frozen(&program.parameters[next..range.start], &moved)?;
-        operands(call, states)?;
+        operands(call, states, homes)?;
         types(program, call)?;
         columns(program, call, states)?;
         next = range.end;
@@ -76,6 +79,7 @@ fn shards(
     program: &Program,
     buckets: &[(&Call, &AdamW)],
     moved: &HashSet<ValueId>,
+    homes: &Homes,
 ) -> Result<(), String> {
     let (expected, got) = (program.shards.len(), buckets.len());
     if expected != got {
@@ -91,7 +95,7 @@ fn shards(
         types(program, call)?;
         let operands = call.inputs().get(AdamW::LEADING_OPERANDS + 1..).unwrap_or_default();
         let expected = [shard.master, shard.first_moment, shard.second_moment];
-        let got = operands.iter().map(|operand| (operand.value, operand.access));
+        let got = operands.iter().map(|operand| (homes.home(operand.value), operand.access));
         if !got.eq(expected.map(|value| (value, Access::Update))) {
             return Err(format!("call `{name}`: expected master and moments of shard {index}"));
         }
@@ -144,12 +148,12 @@ fn values_of(state: &ParameterState) -> Option<[ValueId; AdamW::OPERANDS_PER_PAR
     Some([state.gradient?, state.master, state.first_moment?, state.second_moment?])
 }
 
-fn operands(call: &Call, states: &[ParameterState]) -> Result<(), String> {
+fn operands(call: &Call, states: &[ParameterState], homes: &Homes) -> Result<(), String> {
     let of_parameters = call.inputs().get(AdamW::LEADING_OPERANDS..).unwrap_or_default();
     let chunks = of_parameters.chunks(AdamW::OPERANDS_PER_PARAMETER);
     let is_state = |operands: &[Operand], state: &ParameterState| {
         let [update, read] = [Access::Update, Access::Read];
-        let got = operands.iter().map(|operand| (operand.value, operand.access));
+        let got = operands.iter().map(|operand| (homes.home(operand.value), operand.access));
         let values = values_of(state).into_iter().flatten();
         got.eq(values.zip([read, update, update, update]))
     };
@@ -182,12 +186,16 @@ fn types(program: &Program, call: &Call) -> Result<(), String> {
 }
 
 /// Checks that gradients, masters and moments are each consecutive: a shard is one range of each.
+/// Of offloaded values each has copies of its own.
 fn columns(program: &Program, call: &Call, states: &[ParameterState]) -> Result<(), String> {
     for pair in states.windows(2) {
         let values = values_of(&pair[0]).into_iter().flatten();
         for (before, after) in values.zip(values_of(&pair[1]).into_iter().flatten()) {
             let before = program.value(before);
             let after = program.value(after);
+            if [before, after].iter().any(|value| value.memory == MemoryKind::Offloaded) {
+                continue;
+            }
             let expected = before.range.end().next_multiple_of(ALIGNMENT_BYTES);
             if after.range.offset != expected {
                 return Err(format!(

@@ -5,12 +5,14 @@ mod copies;
 mod data_flow;
 mod handover;
 mod last_only;
+mod offloaded;
 mod races;
 mod reduced;
 mod schedule;
 
 use std::collections::HashSet;
 
+use self::offloaded::Homes;
 use super::{Access, ByteRange, Call, Operand, Order, Program, Value, ValueId};
 use crate::ops::{Collective, CollectiveKind};
 use crate::{Accumulate, Binding, IrError, Op, OperandType};
@@ -22,7 +24,7 @@ pub const ALIGNMENT_BYTES: usize = 64;
 /// Checks that
 /// - value and call names are unique, ids in range, ranges inside the arena, aligned and as long as
 ///   the shape requires;
-/// - persistent values overlap with no other memory;
+/// - persistent values overlap with no other memory, and offloaded values are copied for each use;
 /// - operands of one call and its workspace do not overlap, unless both are only read;
 /// - every transient operand is written before it is read, and not overwritten in between;
 /// - bodies cover all calls, events are recorded before any wait, and two calls that use the same
@@ -57,8 +59,10 @@ pub fn verify_program(program: &Program) -> Result<(), IrError> {
             schedule::check(program)?;
             handover::check(program)?;
             last_only::check(program)?;
-            buckets::check(program)?;
-            copies::check(program)?;
+            offloaded::check(program)?;
+            let homes = Homes::of(program);
+            buckets::check(program, &homes)?;
+            copies::check(program, &homes)?;
             reduced::check(program)
         })
         .map_err(|what| IrError::Program { program: program.name.clone(), what })

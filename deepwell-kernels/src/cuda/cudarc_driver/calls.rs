@@ -37,8 +37,20 @@ impl Driver for CudarcDriver {
         Ok(DevicePtr(pointer))
     }
 
+    fn allocate_on_host(&mut self, bytes: usize) -> DriverResult<DevicePtr> {
+        self.context.enter()?;
+        let buffer = pinned::allocate(&self.context, bytes)?;
+        // With unified addressing, the address is the same for the device.
+        let pointer = DevicePtr(buffer.as_ptr().addr() as u64);
+        self.on_host.insert(pointer, buffer);
+        Ok(pointer)
+    }
+
     fn free(&mut self, pointer: DevicePtr) -> DriverResult<()> {
         self.context.enter()?;
+        if let Some(buffer) = self.on_host.remove(&pointer) {
+            return pinned::free(&self.context, buffer);
+        }
         if self.memory.remove(&pointer).is_none() {
             let reason = format!("expected an address of this driver, got {:#x}", pointer.0);
             return Err(DriverError::new("cuMemFree", reason));
@@ -147,8 +159,8 @@ impl Driver for CudarcDriver {
         }
         let stream = self.context.transfers();
         // SAFETY: the source lives until the stream is waited for, which is before the return.
-        check("cuMemcpyHtoDAsync", unsafe {
-            sys::cuMemcpyHtoDAsync_v2(target.0, bytes.as_ptr().cast(), bytes.len(), stream)
+        check("cuMemcpyAsync", unsafe {
+            sys::cuMemcpyAsync(target.0, bytes.as_ptr().addr() as u64, bytes.len(), stream)
         })?;
         // SAFETY: the stream lives as long as the context.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) })
@@ -163,8 +175,8 @@ impl Driver for CudarcDriver {
         let stream = self.context.transfers();
         // SAFETY: the target is borrowed until the stream is waited for, which is before the
         // return.
-        check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), source.0, bytes.len(), stream)
+        check("cuMemcpyAsync", unsafe {
+            sys::cuMemcpyAsync(bytes.as_mut_ptr().addr() as u64, source.0, bytes.len(), stream)
         })?;
         // SAFETY: the stream lives as long as the context.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream) })
@@ -205,8 +217,8 @@ impl Driver for CudarcDriver {
             return Ok(());
         }
         // SAFETY: within the buffer, which the caller keeps, untouched, while the copy runs.
-        check("cuMemcpyDtoHAsync", unsafe {
-            sys::cuMemcpyDtoHAsync_v2(target.cast(), source.0, bytes, stream)
+        check("cuMemcpyAsync", unsafe {
+            sys::cuMemcpyAsync(target.addr() as u64, source.0, bytes, stream)
         })
     }
 
@@ -223,9 +235,7 @@ impl Driver for CudarcDriver {
             return Ok(());
         }
         // SAFETY: device addresses are the device's to check.
-        check("cuMemcpyDtoDAsync", unsafe {
-            sys::cuMemcpyDtoDAsync_v2(target.0, source.0, bytes, stream)
-        })
+        check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(target.0, source.0, bytes, stream) })
     }
 
     fn fill(

@@ -31,6 +31,7 @@ use self::launch::Kernel;
 use crate::runtime::cuda::driver::{
     CapturedGraph, DeviceProperties, DevicePtr, DriverError, DriverResult, Event, Function, Module,
 };
+use crate::runtime::cuda::pinned::PinnedBuffer;
 
 pub use self::cublaslt::CublasLt;
 pub use self::group::{AllReduce, DeviceGroup, PeerCopy};
@@ -55,6 +56,8 @@ struct EventSlot {
 pub struct CudarcDriver {
     properties: DeviceProperties,
     memory: HashMap<DevicePtr, usize>,
+    /// Host memory that has addresses on the device.
+    on_host: HashMap<DevicePtr, PinnedBuffer>,
     events: Vec<EventSlot>,
     modules: Vec<sys::CUmodule>,
     kernels: Vec<Kernel>,
@@ -78,6 +81,7 @@ impl CudarcDriver {
         Ok(CudarcDriver {
             properties,
             memory: HashMap::new(),
+            on_host: HashMap::new(),
             events: Vec::new(),
             modules: Vec::new(),
             kernels: Vec::new(),

@@ -1,15 +1,20 @@
 //! Pinned host memory.
 
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
+use rayon::prelude::*;
 
 use super::context::Context;
 use super::error::{about, check};
 use crate::runtime::cuda::driver::{DriverError, DriverResult};
 use crate::runtime::cuda::pinned::PinnedBuffer;
+
+/// Bytes that a thread fills at a time: large buffers take seconds.
+const CHUNK_BYTES: usize = 16 << 20;
 
 /// Owns the memory of a buffer; holds the context, so the memory may outlive the driver.
 struct Allocation {
@@ -40,7 +45,9 @@ pub(super) fn allocate(context: &Arc<Context>, bytes: usize) -> DriverResult<Pin
     check("cuMemHostAlloc", code).map_err(about(|| format!("{bytes} bytes of host memory")))?;
     let allocation = Allocation { pointer, context: Arc::clone(context) };
     // SAFETY: the driver returned `bytes` bytes at this address, and nobody else knows the address.
-    unsafe { pointer.cast::<u8>().write_bytes(0, bytes) };
+    let memory: &mut [MaybeUninit<u8>] =
+        unsafe { std::slice::from_raw_parts_mut(pointer.cast(), bytes) };
+    memory.par_chunks_mut(CHUNK_BYTES).for_each(|chunk| chunk.fill(MaybeUninit::new(0)));
     // SAFETY: initialized just now; the bytes live as long as the allocation.
     Ok(unsafe { PinnedBuffer::from_raw(pointer.cast(), bytes, Box::new(allocation)) })
 }

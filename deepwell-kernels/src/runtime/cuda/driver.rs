@@ -202,7 +202,13 @@ pub trait Driver: Send {
     /// Out of memory.
     fn allocate(&mut self, bytes: usize) -> DriverResult<DevicePtr>;
 
-    /// Frees memory. All work that uses the memory must have ended.
+    /// Allocates zeroed host memory that copies and kernels address like device memory.
+    ///
+    /// # Errors
+    /// Out of memory.
+    fn allocate_on_host(&mut self, bytes: usize) -> DriverResult<DevicePtr>;
+
+    /// Frees memory of the device or of the host. All work that uses the memory must have ended.
     ///
     /// # Errors
     /// An address that this driver did not allocate.
@@ -334,7 +340,8 @@ pub trait Driver: Send {
         stream: Stream,
     ) -> DriverResult<()>;
 
-    /// Enqueues a copy within the device.
+    /// Enqueues a copy within the device, or from or to memory of
+    /// [`Driver::allocate_on_host`].
     ///
     /// # Errors
     /// A lost device.

@@ -43,6 +43,37 @@ pub enum Step {
     },
 }
 
+/// Where an arena lies: its first bytes in host memory, the rest on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ArenaAddress {
+    device: DevicePtr,
+    host: DevicePtr,
+    host_bytes: usize,
+}
+
+impl ArenaAddress {
+    /// An arena whose offsets are addresses.
+    pub const OF_ADDRESSES: ArenaAddress = ArenaAddress::on_device(DevicePtr(0));
+
+    /// An arena all on the device.
+    pub const fn on_device(device: DevicePtr) -> ArenaAddress {
+        ArenaAddress { device, host: DevicePtr(0), host_bytes: 0 }
+    }
+
+    /// An arena with the first `host_bytes` at `host`, the rest at `device`.
+    pub const fn split(host: DevicePtr, host_bytes: usize, device: DevicePtr) -> ArenaAddress {
+        ArenaAddress { device, host, host_bytes }
+    }
+
+    /// The address of a byte of the arena.
+    pub fn at(self, offset: usize) -> DevicePtr {
+        match offset.checked_sub(self.host_bytes) {
+            Some(offset) => self.device.offset(offset),
+            None => self.host.offset(offset),
+        }
+    }
+}
+
 /// A call with its operands in an arena.
 #[derive(Clone, Copy)]
 pub struct CallView<'a> {
@@ -52,8 +83,8 @@ pub struct CallView<'a> {
     pub call: &'a Call,
     /// The instance of the call.
     pub instance: Instance,
-    /// First byte of the arena.
-    pub arena: DevicePtr,
+    /// Where the arena lies.
+    pub arena: ArenaAddress,
 }
 
 impl CallView<'_> {
@@ -61,7 +92,7 @@ impl CallView<'_> {
     pub fn operand(&self, index: usize) -> DeviceTensor {
         let value = self.program.value(self.call.operands[index].value);
         DeviceTensor {
-            pointer: self.arena.offset(value.range_in(self.instance.slot).offset),
+            pointer: self.arena.at(value.range_in(self.instance.slot).offset),
             dtype: value.dtype,
             shape: value.shape.clone(),
         }
@@ -89,7 +120,7 @@ impl CallView<'_> {
 
     /// The call's workspace and its length.
     pub fn workspace(&self) -> (DevicePtr, usize) {
-        (self.arena.offset(self.call.workspace.offset), self.call.workspace.bytes)
+        (self.arena.at(self.call.workspace.offset), self.call.workspace.bytes)
     }
 
     /// An error of this call.

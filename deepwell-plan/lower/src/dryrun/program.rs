@@ -86,28 +86,37 @@ fn rank_report(program: &Program, programs: &[Program], hardware: &Hardware) -> 
     let mut ops: Vec<OpTime> = sums.into_iter().map(with_bound).collect();
     ops.sort_by(|a, b| b.time_s.total_cmp(&a.time_s));
     let (bytes_at_peak, peak_call) = bytes_at_peak(program);
-    let arena_bytes = program.arena.bytes as u64;
+    let on_link = |counts: &dyn Fn(&Call) -> bool| -> u64 {
+        let calls = program.calls_with_runs().filter(|(call, _)| counts(call));
+        calls.map(|(call, runs)| call.cost.bytes_on_link * runs as u64).sum()
+    };
+    let arena_bytes = program.device_bytes() as u64;
+    let host_bytes = program.arena.bytes as u64 - arena_bytes;
     RankReport {
         rank: program.rank,
         alike: Vec::new(),
         peak_bytes: arena_bytes + program.fixed_overhead_bytes as u64,
         arena_bytes,
+        host_bytes,
         reserved_bytes: 0,
         arena_lower_bound_bytes: (program.arena.transient_offset
-            + program.arena.transient_lower_bound_bytes) as u64,
+            + program.arena.transient_lower_bound_bytes) as u64
+            - host_bytes,
         bytes_at_peak,
         peak_call,
         flops: program.flops(),
         bytes: program.bytes_moved(),
-        bytes_on_link: program
-            .calls_with_runs()
-            .map(|(call, runs)| call.cost.bytes_on_link * runs as u64)
-            .sum(),
+        bytes_on_link: on_link(&|call| !is_host_copy(call)),
+        bytes_to_host: on_link(&is_host_copy),
         time_s: roof.program_time_s(program),
         exchanges: exchanges_of(&roof, program),
         expert_room: ExpertRoom::of(program),
         ops,
     }
+}
+
+fn is_host_copy(call: &Call) -> bool {
+    matches!(call.op, Op::HostCopy(_))
 }
 
 /// Time of the collectives, if they have their own stream.
@@ -166,7 +175,7 @@ fn bytes_at_peak(program: &Program) -> (BTreeMap<String, u64>, String) {
     }
     let mut by_kind: BTreeMap<String, u64> = MemoryKind::ALL
         .into_iter()
-        .filter(|kind| kind.is_persistent())
+        .filter(|kind| kind.is_persistent() && *kind != MemoryKind::Offloaded)
         .map(|kind| {
             let bytes: usize = program.values_of(kind).map(|value| value.range.bytes).sum();
             (kind.name().to_string(), bytes as u64)

@@ -73,6 +73,9 @@ pub struct RankReport {
     pub peak_bytes: u64,
     /// Size of the arena.
     pub arena_bytes: u64,
+    /// Optimizer state in host memory.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub host_bytes: u64,
     /// Reserved in addition for GEMMs with BF16 fallback.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub reserved_bytes: u64,
@@ -89,6 +92,9 @@ pub struct RankReport {
     /// Bytes through the link to other ranks per step, in the busier direction.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub bytes_on_link: u64,
+    /// Bytes copied to and from host memory per step, both directions together.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_to_host: u64,
     /// Least time per step by roofline: the end of the last stream.
     pub time_s: f64,
     /// Collectives on their own stream; `None` if collectives are on the main stream.
@@ -170,9 +176,17 @@ impl RankReport {
         for (kind, bytes) in &self.bytes_at_peak {
             writeln!(f, "  {kind:<12} {:>12}", format_bytes(*bytes))?;
         }
+        if self.host_bytes > 0 {
+            let bytes = format_bytes(self.host_bytes);
+            writeln!(f, "  {:<12} {bytes:>12} of optimizer state in host memory", "offloaded")?;
+        }
         if self.bytes_on_link > 0 {
             let bytes = format_bytes(self.bytes_on_link);
             writeln!(f, "  {:<12} {bytes:>12} to other ranks a step", "link")?;
+        }
+        if self.bytes_to_host > 0 {
+            let bytes = format_bytes(self.bytes_to_host);
+            writeln!(f, "  {:<12} {bytes:>12} to and from host memory a step", "PCIe")?;
         }
         if let Some(ExchangeTime { time_s, exposed_s }) = self.exchanges {
             let [all, exposed] = [time_s, exposed_s].map(|seconds| seconds * 1e3);
@@ -211,7 +225,8 @@ impl DryRun {
         let is_own = |rank: &&mut RankReport| rank.rank == own || rank.alike.contains(&own);
         let report = self.ranks.iter_mut().find(is_own);
         let Some(rank) = report.filter(|_| target.arch != "cpu") else { return };
-        let reserved_bytes = (arena_bytes as u64).saturating_sub(rank.arena_bytes);
+        let device_bytes = (arena_bytes as u64).saturating_sub(rank.host_bytes);
+        let reserved_bytes = device_bytes.saturating_sub(rank.arena_bytes);
         rank.peak_bytes = rank.peak_bytes - rank.reserved_bytes + reserved_bytes;
         rank.reserved_bytes = reserved_bytes;
         rank.bytes_at_peak.insert("reserved".to_string(), reserved_bytes);

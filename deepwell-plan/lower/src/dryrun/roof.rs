@@ -8,6 +8,9 @@ use deepwell_probe::{Endpoint, Gpu, Hardware, NumberFormat};
 use super::{Bound, ExpertRoom};
 use crate::gpu::gpu_of;
 
+/// GB/s in each direction of 16 lanes of PCI Express 5, for GPUs of unknown links.
+const PCIE_5_GBPS: f64 = 63.0;
+
 /// Rates of a device in the units of the roofline.
 #[derive(Clone, Debug)]
 pub(super) struct Roof {
@@ -18,6 +21,8 @@ pub(super) struct Roof {
     bytes_per_s: f64,
     /// Bandwidth to the other ranks of each group of the target.
     link_bytes_per_s: Vec<f64>,
+    /// Bandwidth to and from host memory, in each direction.
+    host_bytes_per_s: f64,
     /// Pairs of balanced routing relative to the capacity of experts' rows: grouped GEMMs compute
     /// only the rows present.
     expert_rows_share: f64,
@@ -53,6 +58,7 @@ impl Roof {
             nvfp4_flops_per_s: tflops(NumberFormat::Nvfp4).unwrap_or(bf16) * 1e12,
             bytes_per_s: gpu.hbw_gbps * 1e9,
             link_bytes_per_s: Vec::new(),
+            host_bytes_per_s: gpu.pcie.as_ref().map_or(PCIE_5_GBPS, |pcie| pcie.gbps) * 1e9,
             expert_rows_share: 1.0,
         }
     }
@@ -66,6 +72,7 @@ impl Roof {
             nvfp4_flops_per_s: cpu.peak_gflops(NumberFormat::Nvfp4) * 1e9,
             bytes_per_s: cpu.memory_gbps_or_assumed() * 1e9,
             link_bytes_per_s: Vec::new(),
+            host_bytes_per_s: cpu.memory_gbps_or_assumed() * 1e9,
             expert_rows_share: 1.0,
         }
     }
@@ -91,6 +98,7 @@ impl Roof {
         };
         let link_bytes_per_s = match &call.op {
             Op::Collective(op) => self.link_bytes_per_s.get(op.group.index()).copied(),
+            Op::HostCopy(_) => Some(self.host_bytes_per_s),
             _ => None,
         };
         let link_s = link_bytes_per_s.map_or(0.0, |rate| cost.bytes_on_link as f64 / rate);
@@ -158,7 +166,7 @@ impl Roof {
 
 /// Least time of the calls of an instance of a body, where each call takes `time_s`: the end of the
 /// last stream, or the sum of all compute if larger, because streams share a device. Collectives
-/// use links, not SMs.
+/// and copies to and from the host use links, not SMs.
 fn calls_time_s(
     calls: &[Call],
     instance: Instance,
@@ -176,7 +184,7 @@ fn calls_time_s(
         *stream_s = end_s;
         events.extend(call.records.map(|event| (event, end_s)));
         last_s = last_s.max(end_s);
-        if !matches!(call.op, Op::Collective(_)) {
+        if !matches!(call.op, Op::Collective(_) | Op::HostCopy(_)) {
             computed_s += own_s;
         }
     }

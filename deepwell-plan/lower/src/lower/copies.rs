@@ -98,7 +98,9 @@ impl Copy<'_> {
         let node = self.node;
         let before_s = update_s(rank, node, &known);
         let together_s = update_s(rank, node, &[known, vec![self.kind.clone()]].concat());
-        if let (Ok(before_s), Ok(together_s)) = (before_s, &together_s) {
+        // A separate copy would fetch the master from the host once more.
+        let compares = !rank.plan.optimizer.on_host;
+        if let (true, Ok(before_s), Ok(together_s)) = (compares, before_s, &together_s) {
             let operands = rank.types_of(node.inputs.iter().chain(&node.outputs));
             let request = KernelRequest { op: &node.op, operands: &operands, input_count: 1 };
             let copy_s = rank.catalog.predicted_s(&request, rank.target);

@@ -11,6 +11,7 @@ mod flops;
 mod handover;
 mod inference;
 mod lowering;
+mod offload;
 mod optimizer;
 mod overlap_collectives;
 mod overlapped_reduction;

@@ -22,8 +22,13 @@ pub(super) fn place_values(
         None => place_persistent(program),
         Some(training) => place_as_in(program, training)?,
     };
+    let host_bytes = match training {
+        None => program.values_of(MemoryKind::Offloaded).map(|it| align(it.range.end())).max(),
+        Some(training) => Some(training.arena.host_bytes),
+    };
     let order = Order::of(&program.calls, &program.bodies)
         .map_err(|what| IrError::Program { program: program.name.clone(), what })?;
+    program.arena.host_bytes = host_bytes.unwrap_or(0);
     Ok(place_transient(program, contiguous, transient_offset, &order))
 }
 
@@ -56,15 +61,17 @@ fn place_persistent(program: &mut Program) -> usize {
 /// Places persistent values as in the training program. Values missing there (counters of
 /// quantizations only in the evaluation) move to the transient part.
 fn place_as_in(program: &mut Program, training: &Program) -> Result<usize, PlanError> {
-    let ranges: HashMap<&str, ByteRange> = training
+    let ranges: HashMap<&str, (ByteRange, MemoryKind)> = training
         .values
         .iter()
         .filter(|value| value.memory.is_persistent())
-        .map(|value| (value.name.as_str(), value.range))
+        .map(|value| (value.name.as_str(), (value.range, value.memory)))
         .collect();
     for value in program.values.iter_mut().filter(|value| value.memory.is_persistent()) {
         match ranges.get(value.name.as_str()) {
-            Some(range) if range.bytes == value.range.bytes => value.range = *range,
+            Some(&(range, memory)) if range.bytes == value.range.bytes => {
+                (value.range, value.memory) = (range, memory);
+            }
             _ if value.memory == MemoryKind::Host => value.memory = MemoryKind::Activations,
             _ => {
                 return Err(PlanError::Request {
@@ -148,6 +155,7 @@ fn place_transient(
     }
     program.arena = Arena {
         bytes: after_slots + shared.bytes,
+        host_bytes: program.arena.host_bytes,
         transient_offset,
         transient_lower_bound_bytes: slots * in_slot.lower_bound_bytes + shared.lower_bound_bytes,
     };

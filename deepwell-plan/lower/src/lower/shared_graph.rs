@@ -233,6 +233,7 @@ impl<'a> SharedGraph<'a> {
         lowering.gather_masters()?;
         lowering.body(Phase::Weights)?;
         std::mem::take(&mut lowering.update_copies).leave_out(&mut lowering.build);
+        lowering.offload_state()?;
         let ProgramBuilder { calls, bodies, values, .. } = &mut lowering.build;
         if scheduling.handover.is_some() {
             receive_first_and_send_last(calls, bodies, &target.ranks);

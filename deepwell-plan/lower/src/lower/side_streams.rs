@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use deepwell_ir::ops::{HostCopy, HostCopyDirection};
 use deepwell_ir::{Access, Call, Op, Phase, StreamId, ValueId};
 
 use super::scheduling::EXCHANGES;
@@ -16,11 +17,32 @@ const SIDE_STREAMS: [StreamId; 3] = [2, 3, 4];
 /// The stream of weight gradients, which no compute call of the same body reads.
 const GRADIENTS: StreamId = 5;
 
-/// One more than the largest number of a stream.
-const STREAMS: usize = 6;
+/// The stream of copies from the host to the device.
+const FETCHES: StreamId = 6;
 
-pub(super) fn is_collective(call: &Call) -> bool {
-    matches!(call.op, Op::Collective(_))
+/// The stream of copies from the device to the host: the link has both directions at once.
+const STORES: StreamId = 7;
+
+/// One more than the largest number of a stream.
+const STREAMS: usize = 8;
+
+/// Whether a call uses a link and no SMs: a collective, or a copy to or from the host.
+pub(super) fn is_transfer(call: &Call) -> bool {
+    matches!(call.op, Op::Collective(_) | Op::HostCopy(_))
+}
+
+pub(super) fn is_host_copy(call: &Call) -> bool {
+    matches!(call.op, Op::HostCopy(_))
+}
+
+/// The stream of a transfer; of other calls the main stream.
+fn stream_of_transfer(call: &Call) -> StreamId {
+    match &call.op {
+        Op::Collective(_) => EXCHANGES,
+        Op::HostCopy(HostCopy { direction: HostCopyDirection::ToDevice }) => FETCHES,
+        Op::HostCopy(HostCopy { direction: HostCopyDirection::ToHost }) => STORES,
+        _ => 0,
+    }
 }
 
 /// Assigns the calls of a body to streams.
@@ -30,16 +52,17 @@ pub(super) fn is_collective(call: &Call) -> bool {
 /// stream's last call. Otherwise the call goes to a side stream whose calls have all ended before
 /// the last call of the main stream, or to the main stream. In a backward pass, calls whose outputs
 /// no later compute call reads go to the stream of weight gradients. Collectives have their own
-/// stream.
+/// stream, and so have copies from and to the host.
 ///
 /// With `in_turns`, passes use one compute stream: under ZeRO 2 and 3 each layer's gradients and
 /// gathered weights reuse the memory of the layer before, so overlapping calls would be waited for.
 pub(super) fn spread(calls: &mut [Call], phase: Phase, in_turns: bool) {
     for call in calls.iter_mut() {
-        call.stream = if is_collective(call) { EXCHANGES } else { 0 };
+        call.stream = stream_of_transfer(call);
     }
     match phase {
-        Phase::Weights => spread_copies(calls),
+        // Copies of masters from the host wait for the link anyway.
+        Phase::Weights if !calls.iter().any(is_host_copy) => spread_copies(calls),
         Phase::Forward | Phase::Backward if !in_turns => {
             let ends = match phase {
                 Phase::Backward => ends(calls),
@@ -73,7 +96,7 @@ fn ends(calls: &[Call]) -> Vec<bool> {
     let mut read: HashSet<ValueId> = HashSet::new();
     let mut ends = vec![false; calls.len()];
     for (call, is_end) in calls.iter().zip(&mut ends).rev() {
-        if is_collective(call) {
+        if is_transfer(call) {
             continue;
         }
         *is_end = !call.outputs().iter().any(|output| read.contains(&output.value));
@@ -100,7 +123,7 @@ impl Placed {
         let operands = call.operands.iter().map(|operand| operand.value);
         let makers: Vec<(usize, Clock)> =
             operands.filter_map(|value| self.writers.get(&value).copied()).collect();
-        if !is_collective(call) {
+        if !is_transfer(call) {
             call.stream = if is_end { GRADIENTS } else { self.stream_after(&makers) };
         }
         let stream = call.stream as usize;
@@ -150,7 +173,7 @@ pub(super) fn bound_kept_layers(calls: &[Call], waits: &mut [Vec<usize>], kept: 
     let (mut at_layer, mut waited_for) = (last, last);
     let mut layer = None;
     for (index, call) in calls.iter().enumerate() {
-        if is_collective(call) || call.phase == Phase::Weights {
+        if is_transfer(call) || call.phase == Phase::Weights {
             continue;
         }
         if layer != Some(call.layer) {

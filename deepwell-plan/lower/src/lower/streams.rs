@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use deepwell_ir::{Access, Body, Call, EventId, Recompute, StreamId, Value, ValueId};
+use deepwell_ir::{Access, Body, Call, EventId, Phase, Recompute, StreamId, Value, ValueId};
 
-use super::side_streams::{self, Kept, is_collective};
+use super::side_streams::{self, Kept, is_host_copy, is_transfer};
 use crate::Plan;
 
 /// The last writer and readers of a value within a body.
@@ -45,27 +45,43 @@ pub(super) fn assign_on_gpu(calls: &mut [Call], bodies: &[Body], values: &[Value
     });
 }
 
-/// Waits in addition to those for operands. A collective waits for the last compute call issued
+/// Calls between which the buffers of transfers are freed.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    /// The calls of a layer.
+    Layer(Option<u32>),
+    /// A single call.
+    Call(usize),
+}
+
+/// Waits in addition to those for operands. A transfer waits for the last compute call issued
 /// before it, so that its outputs can reuse memory freed by then. A layer waits for the
-/// memory-freeing collectives that were issued before the previous layer began.
+/// memory-freeing transfers that were issued before the previous layer began. Outside of layers,
+/// calls with copies from the host are as many layers.
 fn waits_of_layers(calls: &[Call], frees: &dyn Fn(&Call) -> bool) -> Vec<Vec<usize>> {
     let mut waits = vec![Vec::new(); calls.len()];
     let (mut last_computed, mut last_freeing) = (None, None);
     let (mut layer, mut before_layer) = (None, None);
+    let has_copies = calls.iter().any(is_host_copy);
+    let in_pass = |call: &Call| !matches!(call.phase, Phase::Optimizer | Phase::Weights);
     for (index, call) in calls.iter().enumerate() {
-        if call.stream != 0 && !is_collective(call) {
+        if call.stream != 0 && !is_transfer(call) {
             continue;
         }
-        if is_collective(call) {
+        if is_transfer(call) {
             waits[index].extend(last_computed);
             if frees(call) {
                 last_freeing = Some(index);
             }
             continue;
         }
-        if layer != Some(call.layer) {
+        let place = match has_copies && !in_pass(call) {
+            true => Place::Call(index),
+            false => Place::Layer(call.layer),
+        };
+        if layer != Some(place) {
             waits[index].extend(before_layer);
-            (layer, before_layer) = (Some(call.layer), last_freeing);
+            (layer, before_layer) = (Some(place), last_freeing);
         }
         last_computed = Some(index);
     }

@@ -77,8 +77,8 @@ impl ProgramBytes {
             workspace: (self.host + self.reserve) as f64,
             outside: self.backend as f64,
             host_batches: closed.host_batches,
-            host_optimizer: 0.0,
-            host: parameters + optimizer + closed.host_batches,
+            host_optimizer: closed.host_optimizer,
+            host: parameters + optimizer + closed.host_optimizer + closed.host_batches,
         }
     }
 }

@@ -99,7 +99,7 @@ impl Cost<'_> {
         // Reads gradient, master weight and two moments; writes master, moments and the copy.
         let optimizer = match at.offload {
             false => self.kernels(held_states * 34.0, 40.0),
-            true => self.gpu.host_optimizer_s(held_states),
+            true => self.gpu.host_optimizer_s(12.0 * held_states),
         };
         let optimizer = optimizer + once;
         // The first stage has an additional layer if layers do not divide evenly.

@@ -1,0 +1,42 @@
+//! Options of the optimizer's memory.
+
+use clap::Args;
+use deepwell_ir::ops::MomentFormat;
+use deepwell_plan::OptimizerSpec;
+
+/// Where and how the optimizer keeps its state.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct OptimizerArgs {
+    /// Storage of AdamW's moments: fp32, or fp8, a quarter of the memory [default: fp32]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) moments: Option<MomentFormat>,
+    /// Update each parameter in the backward pass, with gradients clipped by the norm of the step
+    /// before: gradients need little memory; for one rank and one micro-batch
+    #[arg(long)]
+    pub(crate) optimizer_in_backward: bool,
+    /// Keep master weights and moments in host memory, and copy them to the GPU for each update;
+    /// losses stay the same. With --optimizer-in-backward, copies overlap with the backward pass
+    #[arg(long)]
+    pub(crate) optimizer_on_host: bool,
+}
+
+impl OptimizerArgs {
+    /// The optimizer of the flags.
+    pub(crate) fn spec(&self) -> OptimizerSpec {
+        OptimizerSpec {
+            moments: self.moments.unwrap_or_default(),
+            in_backward: self.optimizer_in_backward,
+            on_host: self.optimizer_on_host,
+            ..OptimizerSpec::default()
+        }
+    }
+
+    /// The given flags, by the name of their setting.
+    pub(crate) fn given(&self) -> Vec<(&'static str, serde_json::Value)> {
+        let moments = self.moments.map(|moments| ("optimizer.moments", moments.name().into()));
+        let in_backward =
+            self.optimizer_in_backward.then(|| ("optimizer.in_backward", true.into()));
+        let on_host = self.optimizer_on_host.then(|| ("optimizer.on_host", true.into()));
+        [moments, in_backward, on_host].into_iter().flatten().collect()
+    }
+}
