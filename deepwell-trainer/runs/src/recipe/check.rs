@@ -212,6 +212,7 @@ impl Quantity {
             Quantity::TokensPerS => run.median(Metric::TokensPerS),
             Quantity::PeakBytes => run.facts.peak_bytes_measured.or(run.facts.peak_bytes_predicted),
             Quantity::Mfu => run.utilization(),
+            Quantity::Fp8Mfu => None,
             Quantity::StepS => Some(run.facts.tokens_per_step? / run.median(Metric::TokensPerS)?),
             Quantity::QuantizedShare => run.facts.quantized_share,
             Quantity::Params => run.facts.params,
@@ -223,7 +224,7 @@ impl Quantity {
         match self {
             Quantity::TokensPerS | Quantity::Params => count(value),
             Quantity::PeakBytes => bytes(value),
-            Quantity::Mfu | Quantity::QuantizedShare => percent(value),
+            Quantity::Mfu | Quantity::Fp8Mfu | Quantity::QuantizedShare => percent(value),
             Quantity::StepS if value < 1.0 => format!("{:.1} ms", value * 1e3),
             Quantity::StepS => format!("{value:.2} s"),
         }

@@ -177,8 +177,10 @@ pub enum Quantity {
     TokensPerS,
     /// Peak memory of a rank, bytes; measured where a run has it, otherwise predicted.
     PeakBytes,
-    /// FLOP/s over the dense BF16 peak, 0 to 1, or as the source defines it.
+    /// FLOP/s over the dense BF16 peak, 0 to 1.
     Mfu,
+    /// FLOP/s over the dense FP8 peak, 0 to 1, as `deepwell plan` prints it; runs lack it.
+    Fp8Mfu,
     /// Time of a step, seconds.
     StepS,
     /// Quantized share of the FLOPs of linear layers in the blocks, 0 to 1.
@@ -194,6 +196,7 @@ impl Quantity {
             Quantity::TokensPerS => "tokens/s",
             Quantity::PeakBytes => "peak memory",
             Quantity::Mfu => "MFU",
+            Quantity::Fp8Mfu => "MFU of the FP8 peak",
             Quantity::StepS => "time of a step",
             Quantity::QuantizedShare => "quantized share",
             Quantity::Params => "parameters",

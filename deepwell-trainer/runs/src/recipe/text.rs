@@ -39,7 +39,7 @@ impl fmt::Display for Recipe {
                 precision => format!(" in {precision}"),
             };
             let (of, basis) = (of.name(), basis.name());
-            writeln!(f, "  {of:<16} {value:<10} {basis}{place}{precision}: {source}")?;
+            writeln!(f, "  {of:<19} {value:<10} {basis}{place}{precision}: {source}")?;
         }
         Ok(())
     }
