@@ -15,7 +15,8 @@ experiment with a run for each: all values of metrics.jsonl with their times, th
 parameters, hardware and state as tags, report.html and the JSON files as artifacts. A run keeps
 its id, and a run that the store has already is an error before anything is written.
 
-`mlflow ui --backend-store-uri STORE` shows the runs.
+MLflow 3 opens a file store with MLFLOW_ALLOW_FILE_STORE=true; `mlflow migrate-filestore` moves the
+runs to a database.
 
 Examples:
   deepwell export mlflow runs/book                      into ./mlruns, experiment deepwell

@@ -68,7 +68,7 @@ struct ShowArgs {
 
 const RUN_AFTER_HELP: &str = "\
 Trains with the settings of the recipe, as `deepwell train` with its run file. llama-micro brings
-its text and runs on every processor in under a minute. Recipes for a cluster are predictions: run
+its text and runs on every processor in seconds. Recipes for a cluster are predictions: run
 the command that `deepwell recipe show` prints.
 
 Examples:

@@ -87,7 +87,7 @@ fn is_local(request: &Request) -> bool {
     let host = request.headers().iter().find(|header| header.field.equiv("Host"));
     host.is_some_and(|header| {
         let host = header.value.as_str();
-        let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
-        matches!(name, "127.0.0.1" | "localhost")
+        let site = host.rsplit_once(':').map_or(host, |(site, _)| site);
+        matches!(site, "127.0.0.1" | "localhost")
     })
 }

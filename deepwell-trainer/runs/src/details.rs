@@ -44,7 +44,8 @@ fn pairs(run: &Run) -> KeyValueTable {
     );
     let peak = facts.peak_bf16_flops.map(|peak| {
         let source = facts.peak_source.as_deref().unwrap_or("unknown");
-        format!("{}FLOP/s a rank ({source})", count(peak))
+        let (value, unit) = if peak < 1e12 { (peak / 1e9, 'G') } else { (peak / 1e12, 'T') };
+        format!("{value:.0} {unit}FLOP/s a rank ({source})")
     });
     add("dense BF16 peak", peak);
     add("parameters", facts.params.map(count));

@@ -1,8 +1,8 @@
 //! Facts of a run: machine, sizes, memory, precision.
 //!
 //! A finished run has them in `summary.json`, a running one in `facts.json`, a run of an earlier
-//! version in part in the fingerprint of `run.json`. Each value is read by its own key, so that
-//! files of other versions give what they have.
+//! version in part in the fingerprint of `run.json`. Each value is read by its own key: a file of
+//! another version gives the values in common.
 
 use std::collections::BTreeMap;
 
@@ -82,7 +82,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// The first of the values that is there.
+    /// The first value that is not null.
     fn first(&self, pointers: &[(&Value, &str)]) -> Option<Value> {
         let values = pointers.iter().filter_map(|(file, pointer)| file.pointer(pointer));
         values.filter(|value| !value.is_null()).map(Value::clone).next()

@@ -6,13 +6,13 @@ use std::path::{Component, Path, PathBuf};
 
 use crate::RunsError;
 
-/// Folders below a given one that are searched.
+/// Depth of the search below a given folder.
 const DEPTH_MAX: usize = 4;
 /// Folders within a run's folder, which have no runs of their own.
 const PARTS: [&str; 3] = ["checkpoints", "events", "model"];
 
-/// Returns the folders of all runs at and below `paths`, without duplicates, each with a name that
-/// is unique among them: the shortest end of its path that differs from all others.
+/// Returns the folders of all runs at and below `paths`, without duplicates, each with a
+/// unique name: the shortest end of its path with which no other path ends.
 ///
 /// # Errors
 /// [`RunsError::Missing`], [`RunsError::NoRun`], and folders that cannot be read.

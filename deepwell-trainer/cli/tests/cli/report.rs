@@ -169,8 +169,10 @@ fn runs_in_the_store_of_mlflow() {
 fn a_recipe_is_run_and_checked() {
     let folder = Folder::new();
     let out = folder.path("micro");
-    let recipe = ["recipe", "run", "llama-micro", "--out", &out];
-    let output = deepwell(&recipe);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_deepwell"));
+    // The text of the recipe and its tokens go below the working directory.
+    command.args(["recipe", "run", "llama-micro", "--out", &out]).current_dir(folder.0.path());
+    let output = command.stdin(Stdio::null()).output().expect("the command was built");
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
     assert!(stderr.contains("note: afterwards: deepwell recipe check llama-micro "), "{stderr}");

@@ -154,7 +154,7 @@ fn facts_come_from_the_file_that_has_them() {
     let run = Folder::new(&[files[0], files[3]]).read();
     assert_eq!((run.facts.tokens_per_step, run.facts.steps), (Some(512.0), Some(9)));
     assert_eq!(run.facts.precision_name.as_deref(), Some("mxfp8"));
-    assert_eq!((run.facts.machine, run.utilization()), (None, None));
+    assert_eq!((run.utilization(), run.facts.machine), (None, None));
     // Nothing but a log.
     let run = Folder::new(&files[3..]).read();
     assert_eq!((run.curve(Metric::Loss).len(), run.state), (3, RunState::Unknown));

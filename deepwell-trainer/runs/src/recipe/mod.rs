@@ -50,7 +50,7 @@ pub struct Recipe {
     pub summary: String,
     /// Required hardware.
     pub hardware: String,
-    /// The command that runs the recipe, or that predicts its figures.
+    /// The command to run the recipe, or to predict its figures.
     pub command: String,
     /// The data.
     pub data: RecipeData,
