@@ -12,7 +12,7 @@ const DEPTH_MAX: usize = 4;
 const PARTS: [&str; 3] = ["checkpoints", "events", "model"];
 
 /// Returns the folders of all runs at and below `paths`, without duplicates, each with a
-/// unique name: the shortest end of its path with which no other path ends.
+/// unique name: the shortest end of its path that is no end of another path.
 ///
 /// # Errors
 /// [`RunsError::Missing`], [`RunsError::NoRun`], and folders that cannot be read.
