@@ -238,7 +238,7 @@ impl Recipe {
         let stem = Path::new(name).file_stem().and_then(|stem| stem.to_str());
         let is_file = name.ends_with(".toml");
         recipe.name = stem.filter(|_| is_file).unwrap_or(name).to_owned();
-        let empty = |low: f64, high: f64| !(low <= high);
+        let empty = |low: f64, high: f64| low > high || low.is_nan() || high.is_nan();
         if let Some(point) = recipe.points.iter().find(|it| empty(it.low, it.high)) {
             let Point { step, low, high, .. } = point;
             return Err(fail(format!("step {step}: expected low <= high, got {low} and {high}")));
