@@ -7,6 +7,11 @@ pub fn utc_now() -> String {
     utc(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs())
 }
 
+/// Returns the current time in seconds since 1970, to the millisecond.
+pub fn unix_s() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as f64 / 1e3
+}
+
 /// Seconds since 1970 as `2026-01-31T23:59:59Z`.
 pub fn utc(seconds: u64) -> String {
     // Days since 1 March of year 0, in eras of 400 years (the civil calendar's period).

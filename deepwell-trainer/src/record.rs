@@ -14,6 +14,9 @@ use crate::rank_times::RankTime;
 pub struct Record {
     /// Steps done.
     pub step: u64,
+    /// Time at which the line was written, seconds since 1970.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub unix_s: Option<f64>,
     /// Mean training loss of the step, nats per token.
     #[serde(with = "number", skip_serializing_if = "Option::is_none", default)]
     pub loss: Option<f64>,
@@ -82,6 +85,7 @@ impl Record {
     pub(crate) fn at(step: u64) -> Record {
         Record {
             step,
+            unix_s: None,
             loss: None,
             grad_norm: None,
             learning_rate: None,

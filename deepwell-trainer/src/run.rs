@@ -11,6 +11,7 @@ use crate::world::Member;
 use crate::{Settings, TrainError};
 
 mod compiled;
+mod facts;
 mod finish;
 mod fitted;
 mod memory_table;
@@ -20,6 +21,7 @@ mod prepared;
 mod summary;
 
 use self::compiled::Compiled;
+pub use self::facts::{MachineFacts, RunFacts};
 use self::fitted::Fitted;
 pub use self::options::{RunOptions, open_data};
 use self::prepared::{Prepared, Request};

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `.deepwell.lock` | held by the only process that writes here, see [`crate::lock`] |
 //! | `run.json` | a [`RunRecord`]: identity and fingerprint, written before the first step |
+//! | `facts.json` | [`RunFacts`](crate::run::RunFacts): machine, sizes, predicted memory |
 //! | the [results](RESULTS) | metrics, events, checkpoints, summary, profile |
 //!
 //! A folder holds one run. The checkpoints contain the run's identity, so checkpoints of another
@@ -32,9 +33,10 @@ use crate::run_paths;
 const RECORD: &str = "run.json";
 
 /// Results of a run in its folder. The record is deleted last.
-const RESULTS: [&str; 8] = [
+const RESULTS: [&str; 9] = [
     run_paths::PAGE,
     "summary.json",
+    run_paths::FACTS,
     "profile.json",
     "trace.json",
     run_paths::CHECKPOINTS,

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use deepwell_precision::GuardEvent;
 
+use crate::clock::unix_s;
 use crate::engine::ExpertLoad;
 use crate::metrics::{EventWriter, FlushPolicy, JsonlWriter, StepLine};
 use crate::product_charts::ProductRecord;
@@ -62,7 +63,7 @@ impl Log {
         loads: &[ExpertLoad],
         ranks: &[RankTime],
     ) -> Result<(), TrainError> {
-        self.jsonl.write(&Record {
+        self.write(Record {
             ranks: ranks.to_vec(),
             experts: loads.iter().map(ExpertRecord::from).collect(),
             loss: line.loss,
@@ -94,7 +95,7 @@ impl Log {
         val_loss: Option<f64>,
         tokens: u64,
     ) -> Result<(), TrainError> {
-        self.jsonl.write(&Record {
+        self.write(Record {
             val_loss,
             val_ppl: val_loss.map(f64::exp),
             val_tokens: Some(tokens),
@@ -107,8 +108,7 @@ impl Log {
     }
 
     pub(crate) fn guard(&mut self, event: &GuardEvent) -> Result<(), TrainError> {
-        let record = Record { guard: Some(event.clone()), ..Record::at(event.step) };
-        Ok(self.jsonl.write(&record)?)
+        self.write(Record { guard: Some(event.clone()), ..Record::at(event.step) })
     }
 
     pub(crate) fn products(
@@ -116,8 +116,12 @@ impl Log {
         step: u64,
         products: Vec<ProductRecord>,
     ) -> Result<(), TrainError> {
-        let record = Record { products, ..Record::at(step) };
-        Ok(self.jsonl.write(&record)?)
+        self.write(Record { products, ..Record::at(step) })
+    }
+
+    /// Writes a line with the current time.
+    fn write(&mut self, record: Record) -> Result<(), TrainError> {
+        Ok(self.jsonl.write(&Record { unix_s: Some(unix_s()), ..record })?)
     }
 
     pub(crate) fn sync(&mut self) -> Result<(), TrainError> {

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 /// The page of a run.
 pub(crate) const PAGE: &str = "report.html";
+/// Facts that are known when a run begins.
+pub(crate) const FACTS: &str = "facts.json";
 /// The metrics, a line for each step.
 pub(crate) const METRICS: &str = "metrics.jsonl";
 /// The folder of checkpoints.

@@ -1,4 +1,4 @@
-//! `deepwell export hf`.
+//! `deepwell export`, and `deepwell export hf`.
 
 use std::fmt;
 use std::fs;
@@ -21,7 +21,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::checkpoint_path::{Wanted, find};
 use crate::generate::is_model;
 use crate::output::{note, print, print_json, say};
-use crate::{Outcome, bytes};
+use crate::{Outcome, bytes, export_mlflow};
 
 /// Export trained models to other formats
 #[derive(Args, Debug)]
@@ -33,6 +33,7 @@ pub(crate) struct ExportArgs {
 #[derive(Debug, Subcommand)]
 enum ExportCommand {
     Hf(HfArgs),
+    Mlflow(export_mlflow::MlflowArgs),
 }
 
 const HF_AFTER_HELP: &str = "\
@@ -125,6 +126,7 @@ enum ExportDType {
 pub(crate) fn run(args: &ExportArgs) -> Result<Outcome> {
     match &args.command {
         ExportCommand::Hf(args) => run_hf(args),
+        ExportCommand::Mlflow(args) => export_mlflow::run(args),
     }
 }
 

@@ -18,6 +18,7 @@ mod degrees;
 mod dryrun;
 mod eval;
 mod export;
+mod export_mlflow;
 mod failure;
 mod generate;
 mod hardware;
@@ -32,8 +33,11 @@ mod plan_cluster;
 mod planning;
 mod probe;
 mod quantize;
+mod recipe;
 mod replan;
+mod report;
 mod score;
+mod serve;
 mod tokenizer;
 mod train;
 mod tune;
@@ -69,6 +73,8 @@ Examples:
   deepwell parity --steps 200                   check whether MXFP8 matches BF16's loss
   deepwell generate --prompt 'fn main() {'      generate text with the newest checkpoint
   deepwell eval runs/book --data book.txt       loss, perplexity and bits per byte of a text
+  deepwell report runs --out compare.html       one page over many runs
+  deepwell recipe run llama-micro               train with an expected curve, to check it
   deepwell bench norms --peers                  compare kernels with roofline and PyTorch
   deepwell ckpt verify target/deepwell-run      verify all checksums of the newest checkpoint
   deepwell ckpt diff runs/a runs/b              compare two checkpoints
@@ -124,6 +130,8 @@ enum Command {
     Parity(Box<ParityArgs>),
     Generate(Box<generate::GenerateArgs>),
     Eval(Box<eval::EvalArgs>),
+    Report(report::ReportArgs),
+    Recipe(recipe::RecipeArgs),
     Bench(bench::BenchArgs),
     Tune(Box<tune::TuneArgs>),
     Ckpt(ckpt::CkptArgs),
@@ -195,6 +203,8 @@ fn run(command: Command) -> Result<Outcome> {
         Command::Parity(args) => train::run_parity(*args),
         Command::Generate(args) => generate::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Report(args) => report::run(&args),
+        Command::Recipe(args) => recipe::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Tune(args) => tune::run(&args),
         Command::Ckpt(args) => ckpt::run(&args),

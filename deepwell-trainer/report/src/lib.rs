@@ -1,4 +1,4 @@
-//! Reports as one HTML file, without external resources or scripts, in light and dark mode.
+//! Reports as one HTML file, without external resources, in light and dark mode.
 //!
 //! # Brief overview
 //!
@@ -6,7 +6,7 @@
 //! [`Table`], a [`KeyValueTable`], a [`BarTable`], a [`LineChart`], an [`IntervalChart`], a
 //! [`HeatMap`] or text. Every block escapes its text. Charts are inline SVG with a title and a
 //! description for screen readers; colours come from style sheet classes and follow the reader's
-//! choice of light or dark.
+//! choice of light or dark. [`Dashboard`] is a page over many runs; it alone has a script.
 //!
 //! ```
 //! use deepwell_report::{Block, LineChart, Section, Series, html_page};
@@ -25,6 +25,7 @@ mod axis;
 mod chart;
 #[cfg(test)]
 mod check;
+mod dashboard;
 mod escape;
 mod heat_map;
 mod intervals;
@@ -34,6 +35,7 @@ mod table;
 
 pub use axis::Scale;
 pub use chart::{LineChart, Marker, ReferenceLine, Series, Stroke};
+pub use dashboard::{Cell, Column, Curve, Dashboard, DashboardChart, DashboardRun, thin};
 pub use escape::escape;
 pub use heat_map::{HeatBand, HeatMap};
 pub use intervals::{Interval, IntervalChart, IntervalRow};

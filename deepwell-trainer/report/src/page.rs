@@ -58,37 +58,59 @@ pub struct Section {
 
 /// Returns a page as one file, without external references or scripts.
 pub fn html_page(title: &str, sections: &[Section]) -> String {
-    let title = escape(title);
-    let mut out = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
-         <meta name=\"color-scheme\" content=\"light dark\"/>\n<title>{title}</title>\n\
-         <style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n"
-    );
+    let mut out = String::new();
+    push_head(&mut out, title, "", None);
     for section in sections {
         out.push_str("<section>\n");
         if !section.heading.is_empty() {
             let _ = writeln!(out, "<h2>{}</h2>", escape(&section.heading));
         }
-        // Consecutive charts are placed side by side if the window is wide enough.
-        let is_chart =
-            |block: &Block| matches!(block, Block::Chart(_) | Block::Intervals(_) | Block::Heat(_));
-        for group in section.blocks.chunk_by(|a, b| is_chart(a) && is_chart(b)) {
-            let has_charts = group.iter().any(is_chart);
-            if has_charts {
-                out.push_str("<div class=\"charts\">\n");
-            }
-            for block in group {
-                push_block(&mut out, block);
-            }
-            if has_charts {
-                out.push_str("</div>\n");
-            }
-        }
+        push_blocks(&mut out, &section.blocks);
         out.push_str("</section>\n");
     }
-    out.push_str("</main>\n</body>\n</html>\n");
+    push_end(&mut out);
     out
+}
+
+/// Writes the page up to its heading. A browser loads the page again after `refresh_s`.
+pub(crate) fn push_head(out: &mut String, title: &str, style: &str, refresh_s: Option<u64>) {
+    let title = escape(title);
+    out.push_str(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n\
+         <meta name=\"color-scheme\" content=\"light dark\"/>\n",
+    );
+    if let Some(seconds) = refresh_s {
+        let _ = writeln!(out, "<meta http-equiv=\"refresh\" content=\"{seconds}\"/>");
+    }
+    let _ = write!(
+        out,
+        "<title>{title}</title>\n<style>\n{STYLE}{style}</style>\n</head>\n<body>\n<main>\n\
+         <h1>{title}</h1>\n"
+    );
+}
+
+/// Writes the end of a page.
+pub(crate) fn push_end(out: &mut String) {
+    out.push_str("</main>\n</body>\n</html>\n");
+}
+
+/// Writes blocks; consecutive charts are side by side if the window is wide enough.
+pub(crate) fn push_blocks(out: &mut String, blocks: &[Block]) {
+    let is_chart =
+        |block: &Block| matches!(block, Block::Chart(_) | Block::Intervals(_) | Block::Heat(_));
+    for group in blocks.chunk_by(|a, b| is_chart(a) && is_chart(b)) {
+        let has_charts = group.iter().any(is_chart);
+        if has_charts {
+            out.push_str("<div class=\"charts\">\n");
+        }
+        for block in group {
+            push_block(out, block);
+        }
+        if has_charts {
+            out.push_str("</div>\n");
+        }
+    }
 }
 
 fn push_block(out: &mut String, block: &Block) {

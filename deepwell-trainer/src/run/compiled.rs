@@ -1,5 +1,6 @@
 //! A run with programs on all ranks and initial weights.
 
+use super::facts::MachineFacts;
 use super::memory_table::{checkpoint_bytes, memory_table};
 use super::prepared::{Prepared, Run};
 use crate::fingerprint::{HashedWeights, Sources, WeightsHash};
@@ -12,6 +13,7 @@ use crate::{Device, ModelSource, Settings, TrainError, World};
 pub(super) struct Compiled<'a> {
     pub(super) run: Run<'a>,
     pub(super) world: World,
+    pub(super) machine: MachineFacts,
     /// Hashes of tokenizer and loaded weights.
     pub(super) sources: Sources,
     /// Host bytes of each rank in this process for copies of checkpoints.
@@ -30,6 +32,7 @@ impl<'a> Compiled<'a> {
     ) -> Result<Compiled<'a>, TrainError> {
         let Prepared { mut run, graph, hardware, compile_options, planning_bytes } = prepared;
         let member = run.request.member;
+        let machine = MachineFacts::of(&hardware, &run.settings);
         // Start the pool's threads before taking the baseline.
         rayon::broadcast(|_| ());
         // Memory left over from planning counts as memory of compilation.
@@ -56,7 +59,7 @@ impl<'a> Compiled<'a> {
         let copy_bytes = checkpoint_bytes(&mut world, &run.settings)?;
         progress.note(&memory_table(&world, &copy_bytes));
         warn(&run, &world, progress);
-        Ok(Compiled { run, world, sources, copy_bytes, sampler })
+        Ok(Compiled { run, world, machine, sources, copy_bytes, sampler })
     }
 }
 

@@ -7,6 +7,7 @@ use bytemuck::cast_slice;
 use deepwell_ir::Ranks;
 
 use super::compiled::Compiled;
+use super::facts::RunFacts;
 use super::prepared::Run;
 use crate::data::TokenCache;
 use crate::export::{self, ModelFiles, TokensOf};
@@ -40,8 +41,11 @@ impl<'a> Fitted<'a> {
         stop: &AtomicBool,
         progress: &mut dyn Progress,
     ) -> Result<Fitted<'a>, TrainError> {
-        let Compiled { run, mut world, sources, copy_bytes, sampler } = compiled;
+        let Compiled { run, mut world, machine, sources, copy_bytes, sampler } = compiled;
         let opened = open(&run, &mut world, &sources, progress)?;
+        if run.folder.is_some() {
+            RunFacts::of(&run, &world, &machine).write()?;
+        }
         let (settings, tokens) = (&run.settings, run.dataset.tokens());
         let fit = match &run.folder {
             None => fit(&mut world, settings, tokens, &opened, stop, progress)?,

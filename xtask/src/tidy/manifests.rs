@@ -9,13 +9,14 @@ use crate::packages::{Package, packages};
 use crate::source::read;
 
 /// The layers of crates: a crate depends on crates of lower layers only.
-const LAYERS: [(&str, usize); 22] = [
+const LAYERS: [(&str, usize); 23] = [
     ("deepwell-precision", 1),
     ("deepwell-emulator", 1),
     ("deepwell-trials", 1),
     ("deepwell-probe", 1),
     ("deepwell-metrics", 1),
     ("deepwell-report", 1),
+    ("deepwell-runs", 2),
     ("deepwell-ir", 2),
     ("deepwell-moe", 3),
     ("deepwell-ckpt", 3),

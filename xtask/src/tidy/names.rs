@@ -24,7 +24,7 @@ const CRATES: [&str; 7] = [
 ];
 
 /// Folders and files of these crates that may parse names, and the origin of these names.
-const READERS: [(&str, &str); 15] = [
+const READERS: [(&str, &str); 16] = [
     ("deepwell-ir/src/capture/", "models of others"),
     ("deepwell-precision/src/policy/", "presets and globs, which users write"),
     ("deepwell-ckpt/src/hf/", "tensors and files of Hugging Face"),
@@ -38,6 +38,7 @@ const READERS: [(&str, &str); 15] = [
     ("deepwell-trainer/data/src/", "files of texts"),
     ("deepwell-trainer/src/export/", "folders of runs, and what Hugging Face wants"),
     ("deepwell-trainer/src/parity/folder.rs", "folders of runs"),
+    ("deepwell-trainer/runs/src/", "folders of runs, also of other versions"),
     ("deepwell-trainer/quantize-file/src/", "tensors of other people's files"),
     ("deepwell-trainer/src/world/supervise.rs", "variables of the environment"),
 ];

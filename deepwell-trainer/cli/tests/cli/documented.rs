@@ -10,7 +10,7 @@ use super::help::COMMANDS;
 use super::*;
 
 /// Pages that a user follows.
-const PAGES: [&str; 10] = [
+const PAGES: [&str; 11] = [
     "README.md",
     "docs/command.md",
     "docs/emulator.md",
@@ -20,6 +20,7 @@ const PAGES: [&str; 10] = [
     "docs/getting-started.md",
     "docs/mixtures.md",
     "docs/planner.md",
+    "docs/runs.md",
     "docs/tour.md",
 ];
 

@@ -3,7 +3,7 @@
 use super::{deepwell, stdout_of, text};
 
 /// Every command that does something.
-pub(crate) const COMMANDS: [&[&str]; 20] = [
+pub(crate) const COMMANDS: [&[&str]; 26] = [
     &["probe"],
     &["capture"],
     &["plan"],
@@ -14,6 +14,11 @@ pub(crate) const COMMANDS: [&[&str]; 20] = [
     &["parity"],
     &["generate"],
     &["eval"],
+    &["report"],
+    &["recipe", "list"],
+    &["recipe", "show"],
+    &["recipe", "run"],
+    &["recipe", "check"],
     &["bench"],
     &["tune"],
     &["ckpt", "inspect"],
@@ -21,6 +26,7 @@ pub(crate) const COMMANDS: [&[&str]; 20] = [
     &["ckpt", "diff"],
     &["ckpt", "fits"],
     &["export", "hf"],
+    &["export", "mlflow"],
     &["quantize"],
     &["tokenizer", "train"],
     &["completions"],

@@ -17,6 +17,7 @@ mod parity;
 mod plan;
 mod predicted_times;
 mod quantize;
+mod report;
 mod runs;
 mod tables;
 mod tokenizer;
