@@ -11,6 +11,7 @@
 //!   slot (`filled`); the host reads the slot after that event.
 #![allow(unsafe_code)]
 
+mod arena;
 mod issue;
 mod wait;
 
@@ -18,6 +19,7 @@ use std::collections::HashMap;
 
 use deepwell_ir::{ByteRange, Call, Instance, Program, StreamId};
 
+use self::arena::Arena;
 use crate::KernelError;
 use crate::backend::{
     Backend, CallTime, HostBuffer, Issue, PreparedCall, READBACKS, Readback, ReadbackTime,
@@ -32,7 +34,7 @@ use crate::runtime::cuda::driver::{
 };
 use crate::runtime::cuda::images::KernelImages;
 use crate::runtime::cuda::pinned::PinnedBuffer;
-use crate::runtime::cuda::prepare::{ArenaAddress, CallView, Constants, Device, Step};
+use crate::runtime::cuda::prepare::{CallView, Constants, Device, Step};
 
 /// Number of input slots.
 const INPUTS: usize = 2;
@@ -60,15 +62,6 @@ struct Clock {
     staged: Event,
     is_staged: bool,
     filled: Event,
-}
-
-/// The memory of the programs.
-#[derive(Clone, Copy)]
-struct Arena {
-    address: ArenaAddress,
-    bytes: usize,
-    /// The allocations: on the device, and on the host if a part lies there.
-    allocations: [Option<DevicePtr>; 2],
 }
 
 struct Prepared {
@@ -174,25 +167,18 @@ impl CudaBackend {
         program: &Program,
         call: &Call,
     ) -> Result<PreparedCall, KernelError> {
-        let of_addresses = Arena {
-            address: ArenaAddress::OF_ADDRESSES,
-            bytes: usize::MAX,
-            allocations: [None; 2],
-        };
-        let arena = self.arena.replace(of_addresses);
+        let arena = self.arena.replace(Arena::OF_ADDRESSES);
         let prepared = self.prepare(program, call, Instance::ONLY);
         self.arena = arena;
         prepared
     }
 
     fn address(&self, range: ByteRange) -> Result<DevicePtr, KernelError> {
-        match self.arena {
-            Some(arena) if range.end() <= arena.bytes => Ok(arena.address.at(range.offset)),
-            _ => Err(KernelError::Run {
-                call: "copy".to_string(),
-                what: format!("bytes {}..{} lie outside of the arena", range.offset, range.end()),
-            }),
-        }
+        let address = self.arena.as_ref().and_then(|arena| arena.at(range));
+        address.ok_or_else(|| KernelError::Run {
+            call: "copy".to_string(),
+            what: format!("bytes {}..{} lie outside of the arena", range.offset, range.end()),
+        })
     }
 
     /// Creates events with timing until there are `count`.
@@ -243,9 +229,7 @@ impl CudaBackend {
     }
 
     fn free_arena(&mut self) -> Result<(), DriverError> {
-        let arena = self.arena.take();
-        let allocations = arena.into_iter().flat_map(|arena| arena.allocations);
-        allocations.flatten().try_for_each(|pointer| self.driver.free(pointer))
+        self.arena.take().map_or(Ok(()), |arena| arena.free(self.driver.as_mut()))
     }
 }
 
@@ -270,21 +254,10 @@ impl Backend for CudaBackend {
             self.wait_for_all()?;
             self.free_arena()?;
         }
-        let device_bytes = bytes - host_bytes.min(bytes);
-        let device = self.driver.allocate(device_bytes.max(1)).map_err(|error| {
-            match error.out_of_memory {
-                true => KernelError::OutOfMemory { bytes: device_bytes },
-                false => error.into(),
-            }
-        })?;
-        let host = match host_bytes {
-            0 => None,
-            _ => Some(self.driver.allocate_on_host(host_bytes)?),
-        };
-        let address = ArenaAddress::split(host.unwrap_or_default(), host_bytes, device);
-        self.arena = Some(Arena { address, bytes, allocations: [Some(device), host] });
-        let stream = self.compute;
-        self.driver.fill(device, 0, device_bytes, stream)?;
+        let arena = Arena::allocate(self.driver.as_mut(), bytes, host_bytes)?;
+        self.arena = Some(arena);
+        let (device, device_bytes) = arena.on_device();
+        self.driver.fill(device, 0, device_bytes, self.compute)?;
         Ok(self.wait_for_all()?)
     }
 
@@ -334,7 +307,7 @@ impl Backend for CudaBackend {
                 }
             })?;
         self.address(ByteRange::default())?;
-        let arena = self.arena.map(|arena| arena.address).unwrap_or_default();
+        let arena = self.arena.map(|arena| arena.address()).unwrap_or_default();
         let view = CallView { program, call, instance, arena };
         let mut device = Device {
             driver: self.driver.as_mut(),

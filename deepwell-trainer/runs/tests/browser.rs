@@ -113,7 +113,7 @@ fn metrics(seed: u64, steps: u64, mixture: bool, learning_rate: f64) -> String {
         let floor = 1.8 + 0.02 * (seed % 7) as f64;
         let mut loss = floor + 8.0 * (-(step as f64) / (0.06 * steps as f64)).exp();
         loss += 0.12 * noise.next();
-        if step == 7 * steps / 10 && seed % 6 == 0 {
+        if step == 7 * steps / 10 && seed.is_multiple_of(6) {
             loss += 3.0;
             let _ = writeln!(
                 text,

@@ -73,6 +73,13 @@ fn uses_copies(call: &Call) -> bool {
         || matches!(call.op, Op::AdamW(_) | Op::ProductError(_) | Op::SampleOperand(_))
 }
 
+/// The copy of an offloaded value for a group of calls.
+struct Copied {
+    value: ValueId,
+    /// The name of the offloaded value, numbered if there are several copies.
+    name: String,
+}
+
 /// Writes the calls of a program again, with copies.
 struct Copies<'a, 'b> {
     build: &'a mut ProgramBuilder<'b>,
@@ -119,7 +126,7 @@ impl Copies<'_, '_> {
     }
 
     /// Adds calls that fetch the offloaded operands of a group. Returns the copy of each.
-    fn fetch(&mut self, group: &[Call]) -> Result<HashMap<ValueId, ValueId>, PlanError> {
+    fn fetch(&mut self, group: &[Call]) -> Result<HashMap<ValueId, Copied>, PlanError> {
         let mut copies = HashMap::new();
         for call in group {
             for home in self.uses(call).collect::<Vec<_>>() {
@@ -134,30 +141,29 @@ impl Copies<'_, '_> {
                 let (dtype, shape) = (value.dtype, value.shape.clone());
                 let memory = MemoryKind::Activations;
                 let copy = self.build.add(format!("on_device.{name}"), dtype, shape, memory);
-                copies.insert(home, copy);
                 let users = group.iter().filter(|call| self.uses(call).any(|value| value == home));
                 let users: Vec<&Call> = users.collect();
                 let ends = (read(home), write(copy));
                 self.copy(&format!("fetch.{name}"), HostCopyDirection::ToDevice, &users, ends)?;
+                copies.insert(home, Copied { value: copy, name });
             }
         }
         Ok(copies)
     }
 
     /// Adds a call that uses copies of its offloaded operands, and stores the changed ones.
-    fn call(&mut self, call: &Call, copies: &HashMap<ValueId, ValueId>) -> Result<(), PlanError> {
+    fn call(&mut self, call: &Call, copies: &HashMap<ValueId, Copied>) -> Result<(), PlanError> {
         let on_device = |operand: &Operand| Operand {
-            value: copies.get(&operand.value).copied().unwrap_or(operand.value),
+            value: copies.get(&operand.value).map_or(operand.value, |copied| copied.value),
             access: operand.access,
         };
         let operands = call.operands.iter().map(on_device).collect();
         self.build.calls.push(Call { operands, ..call.clone() });
         for operand in call.operands.iter().filter(|operand| operand.access != Access::Read) {
             let home = operand.value;
-            let Some(&copy) = copies.get(&home) else { continue };
-            let name = self.build.values[copy.index()].name.replacen("on_device", "store", 1);
-            let ends = (read(copy), write(home));
-            self.copy(&name, HostCopyDirection::ToHost, &[call], ends)?;
+            let Some(Copied { value, name }) = copies.get(&home) else { continue };
+            let ends = (read(*value), write(home));
+            self.copy(&format!("store.{name}"), HostCopyDirection::ToHost, &[call], ends)?;
         }
         Ok(())
     }
