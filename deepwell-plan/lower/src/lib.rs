@@ -38,7 +38,7 @@ mod request;
 pub mod schedule;
 mod stages;
 
-pub use auto::{AutoLayers, AutoPrecision, auto_precision};
+pub use auto::{AutoLayers, AutoPrecision, AutoTime, auto_precision};
 pub use autoplan::{autoplan, autoplan_ranks, autoplan_stages};
 pub use budget::{memory_limit_bytes, usable_bytes};
 pub use dryrun::{

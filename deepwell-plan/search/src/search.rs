@@ -16,6 +16,7 @@ mod machines;
 mod measured;
 mod page;
 mod pictures;
+mod precision;
 mod programs;
 mod rank_map;
 mod replan;
@@ -43,6 +44,7 @@ pub use measured::{
 };
 pub use page::explanation;
 pub use pictures::Pictures;
+pub use precision::PrecisionTime;
 pub use programs::{PROGRAMS_TOO_LARGE, Programs};
 pub use rank_map::{RankGroup, RankMap};
 pub use replan::{Change, Moves, replan};

@@ -17,6 +17,7 @@ use crate::{LayerSplit, ModelShape, Strategy};
 use deepwell_lower::PlanError;
 use deepwell_lower::schedule::{OpTimes, PipelineSchedule, orders, simulate};
 
+pub(crate) use layers::LAST_LAYERS;
 use layers::LayerTime;
 pub(crate) use layers::LayerTimes;
 

@@ -267,13 +267,39 @@ impl PrecisionPolicy {
         self.with_rule_of(tensors, format, Some(reason.to_owned()))
     }
 
+    /// Adds a rule with a reason for reports, to MXFP8 with all operands rounded to nearest in
+    /// blocks of one row. In a policy of NVFP4, [`PrecisionPolicy::with_rule_because`] would give
+    /// the tensors the rounding and the square blocks of the recipe.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Glob`] when the pattern is malformed.
+    pub fn with_mxfp8_because(self, tensors: &str, reason: &str) -> Result<Self, PolicyError> {
+        self.with_operands_of(
+            tensors,
+            Format::MXFP8,
+            Some(reason.to_owned()),
+            LastBlocks::operands(),
+        )
+    }
+
     fn with_rule_of(
-        mut self,
+        self,
         tensors: &str,
         format: Format,
         reason: Option<String>,
     ) -> Result<Self, PolicyError> {
-        let (tensors, operands) = (tensors.to_owned(), OperandSettings::new());
+        self.with_operands_of(tensors, format, reason, OperandSettings::new())
+    }
+
+    fn with_operands_of(
+        mut self,
+        tensors: &str,
+        format: Format,
+        reason: Option<String>,
+        operands: OperandSettings,
+    ) -> Result<Self, PolicyError> {
+        let tensors = tensors.to_owned();
         let rule = Rule { tensors, format: Some(format), operands, place: None, reason };
         rule.matcher()?;
         self.rules.push(rule);

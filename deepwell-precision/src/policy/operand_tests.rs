@@ -232,3 +232,15 @@ fn refused_operands() {
         assert_eq!(error.to_string(), expected, "{text}");
     }
 }
+
+/// A rule to MXFP8 in a policy of NVFP4 gives the operands of the policy of MXFP8, without the
+/// recipe's rounding and squares.
+#[test]
+fn mxfp8_beside_the_recipe_is_plain() {
+    let of = |policy: PrecisionPolicy| policy.assign(&tensors()).unwrap()[1].operands;
+    let (plain, name) = (of(PrecisionPolicy::mxfp8()), NAMES[1]);
+    let beside = PrecisionPolicy::nvfp4().with_mxfp8_because(name, "slower").unwrap();
+    assert_eq!(of(beside), plain);
+    let with_recipe = PrecisionPolicy::nvfp4().with_rule(name, Format::MXFP8).unwrap();
+    assert_ne!(of(with_recipe), plain);
+}

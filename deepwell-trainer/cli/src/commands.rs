@@ -70,9 +70,9 @@ pub(crate) struct TrainArgs {
     /// Folder of the token cache [default: target/deepwell-cache]
     #[arg(long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
-    /// Precision preset: f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto:
-    /// mxfp8-128 on Hopper, mxfp8 elsewhere, and on a GPU bf16 for linear layers without a
-    /// predicted speedup [default: auto]
+    /// Precision preset: f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto: on a
+    /// GPU each linear layer in the fastest by predicted times of bf16, mxfp8 (on Hopper mxfp8-128)
+    /// and, on Blackwell, nvfp4; mxfp8 elsewhere [default: auto]
     #[arg(long)]
     pub(crate) precision: Option<String>,
     /// Policy file in TOML; replaces --precision

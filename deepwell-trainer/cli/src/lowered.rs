@@ -13,7 +13,7 @@ use deepwell_plan::{
     ProgramMemory, Strategy, autoplan_stages,
 };
 use deepwell_probe::Hardware;
-use deepwell_trainer::{Device, ModelSource};
+use deepwell_trainer::{Device, ModelSource, Settings};
 
 use crate::planning::PlanningArgs;
 
@@ -64,11 +64,13 @@ impl<'a> Source<'a> {
         let device = Device::Cuda(0);
         let alone = device.target(node)?;
         let in_bf16 = planning.is_auto() && !request.fp8;
+        let presets = Settings::auto_presets(&alone.arch);
+        let presets = if request.nvfp4 { presets } else { &presets[..1] };
         // For micro-batches of one sequence: the faster precision of a layer depends little on
         // their size.
         let policy = match in_bf16 {
             true => PrecisionPolicy::bf16(),
-            false => planning.policy(&graph, (device, &alone), (1, request.seq))?.0,
+            false => planning.policy(&graph, (device, &alone), (1, request.seq), presets)?.0,
         };
         let asked = PlanRequest {
             seq: request.seq,
@@ -100,7 +102,10 @@ impl<'a> Source<'a> {
             request.by_trainer = ByTrainer::Whatever;
             return Ok(source);
         }
-        source.map(Ok)
+        let source = source?;
+        // Kernels may be predicted slower than the closed form assumes.
+        request.nvfp4 &= source.asked.policy.format().has_tensor_scale();
+        Ok(Ok(source))
     }
 
     /// The programs of plans, as input of a search.

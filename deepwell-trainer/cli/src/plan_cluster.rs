@@ -9,7 +9,7 @@ use deepwell_plan::collectives::Generation;
 use deepwell_plan::memory::parse_layout;
 use deepwell_plan::search::{
     Accounting, ByTrainer, ClusterPlan, Count, Found, Machines, Pictures, Pin, SearchAids,
-    SearchRequest, WhatIf, explanation, search, what_if,
+    SearchRequest, WhatIf, explanation, what_if,
 };
 use deepwell_plan::{DryRun, ModelShape, Plan};
 use deepwell_probe::Cluster;
@@ -157,14 +157,10 @@ pub(crate) fn run(
     json: bool,
 ) -> Result<()> {
     let mut request = request(planning, args, cluster)?;
-    if planning.is_auto() && request.fp8 {
-        // Takes the precision with less time, as predicted by the closed form.
-        let gpus = request.gpus.first().copied().into_iter().collect();
-        let in_fp8 = SearchRequest { gpus, ..request.clone() };
-        let in_bf16 = SearchRequest { fp8: false, ..in_fp8.clone() };
-        let seconds = |request| search(request).map_or(f64::INFINITY, |it| it.step.seconds);
-        request.fp8 = seconds(&in_fp8) <= seconds(&in_bf16);
-    }
+    let precisions = match planning.is_auto() && request.fp8 {
+        true => request.take_fastest_precision(),
+        false => Vec::new(),
+    };
     let node = &cluster.nodes[0].hardware;
     let watch = Watch::start();
     let source = Source::of_search(planning, &mut request, node)?;
@@ -176,6 +172,7 @@ pub(crate) fn run(
     let (found, lowered) = best.map_err(|error| nearest::named(error, &request, &aids))?;
     watch.found(&found);
     let mut plan = ClusterPlan::new(&request, &found, args.tokens)?;
+    plan.precisions = precisions;
     plan.warnings.extend(lowered.refused.clone());
     plan.not_run_yet = plan.not_run_yet.or(lowered.not_run_yet.clone());
     if let Err(error) = &source {
@@ -258,7 +255,7 @@ fn request(
     }
     let batch = planning.batch.unwrap_or((STEP_TOKENS / seq).max(1));
     let counts = gpu_counts(args, &mut machines)?;
-    let fp8 = is_fp8(planning, &machines)?;
+    let [fp8, nvfp4] = quantized_units(planning, &machines)?;
     let mut pins: Vec<Pin> = args.pin.iter().chain(&args.forbid).copied().collect();
     pins.extend(pins_of(planning)?);
     let request = SearchRequest::new(shape, seq, batch, machines);
@@ -267,6 +264,7 @@ fn request(
         gpu_memory_bytes: planning.memory_limit.map(|bytes| bytes as f64),
         pins,
         fp8,
+        nvfp4,
         capacity_factor: planning.capacity_factor,
         moments: planning.optimizer.moments.unwrap_or_default(),
         expert_imbalance: args.expert_imbalance.unwrap_or(request.expert_imbalance),
@@ -339,33 +337,38 @@ fn gpu_counts(args: &ClusterArgs, machines: &mut Machines) -> Result<Vec<usize>>
     Ok(halves.collect())
 }
 
-/// Whether linear layers run on FP8 units.
-fn is_fp8(planning: &PlanningArgs, machines: &Machines) -> Result<bool> {
+/// Whether linear layers run on FP8 units, and on NVFP4 units.
+fn quantized_units(planning: &PlanningArgs, machines: &Machines) -> Result<[bool; 2]> {
     let precision = planning.precision.as_str();
-    let is_auto = planning.is_auto();
-    let has_fp8 = machines.gpu.fp8_flops > machines.gpu.bf16_flops;
-    let fp8 = is_auto || precision.starts_with("mxfp8");
-    if planning.policy.is_some() || !(fp8 || precision == "bf16") {
+    let gpu = &machines.gpu;
+    let has = [gpu.fp8_flops > gpu.bf16_flops, gpu.nvfp4_flops > gpu.fp8_flops];
+    let asked = match precision {
+        _ if planning.policy.is_some() => None,
+        _ if planning.is_auto() => return Ok(has),
+        "bf16" => return Ok([false, false]),
+        "nvfp4" => Some(([true, true], "NVFP4")),
+        _ if precision.starts_with("mxfp8") => Some(([true, false], "FP8")),
+        _ => None,
+    };
+    let Some(([_, nvfp4], unit)) = asked else {
         let got = match &planning.policy {
             Some(path) => format!("the policy `{}`", path.display()),
             None => format!("`{precision}`"),
         };
-        bail!("--precision: for a cluster expected bf16 or mxfp8, got {got}");
+        bail!("--precision: for a cluster expected bf16, mxfp8, nvfp4 or auto, got {got}");
+    };
+    if !has[usize::from(nvfp4)] {
+        let others = if nvfp4 && has[0] { "bf16 or mxfp8" } else { "bf16" };
+        bail!("--precision: expected {others}, as {} has no {unit}, got `{precision}`", gpu.name);
     }
-    if is_auto {
-        return Ok(has_fp8);
-    }
-    if fp8 && !has_fp8 {
-        bail!("--precision: expected bf16, as {} has no FP8, got `{precision}`", machines.gpu.name);
-    }
-    if fp8 && machines.gpu.generation == Generation::Hopper && precision != "mxfp8-128" {
+    if gpu.generation == Generation::Hopper && precision != "mxfp8-128" {
         note(format_args!(
             "`{precision}` has a scale for every 32 elements, which Hopper computes as BF16: \
              `mxfp8-128` takes its FP8 units"
         ));
-        return Ok(false);
+        return Ok([false, false]);
     }
-    Ok(fp8)
+    Ok([true, nvfp4])
 }
 
 /// Converts options of a plan for named ranks to pins.

@@ -31,8 +31,9 @@ pub(crate) struct PlanningArgs {
     /// Sequences per step, over all ranks [default: 8; for a cluster 4 Mi tokens]
     #[arg(long, visible_aliases = ["batch-size", "global-batch"], value_name = "SEQUENCES")]
     pub(crate) batch: Option<usize>,
-    /// Precision preset: f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto:
-    /// mxfp8-128 on Hopper, mxfp8 elsewhere, and on GPUs bf16 where no speedup is predicted
+    /// Precision preset: f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto: on a
+    /// GPU each linear layer in the fastest by predicted times of bf16, mxfp8 (on Hopper mxfp8-128)
+    /// and, on Blackwell, nvfp4; mxfp8 elsewhere
     #[arg(long, value_name = "NAME", default_value = Settings::AUTO)]
     pub(crate) precision: String,
     /// Policy file in TOML with the precision of each tensor
@@ -109,7 +110,8 @@ impl PlanningArgs {
             target = device.among_ranks(target);
         }
         let micro_batch = (self.micro_batch.unwrap_or(batch), seq);
-        let (policy, chosen) = self.policy(&graph, (device, &target), micro_batch)?;
+        let presets = Settings::auto_presets(&target.arch);
+        let (policy, chosen) = self.policy(&graph, (device, &target), micro_batch, presets)?;
         if let Some(chosen) = chosen {
             note(format_args!("precision auto: {chosen}"));
         }
@@ -170,20 +172,21 @@ impl PlanningArgs {
         !is_given && self.precision == Settings::AUTO
     }
 
-    /// The precision of each tensor on a device, and the choice of `auto` for micro-batches given
-    /// by sequences and tokens per sequence.
+    /// The precision of each tensor on a device, and the choice of `auto` among `presets` for
+    /// micro-batches given by sequences and tokens per sequence.
     pub(crate) fn policy(
         &self,
         graph: &Graph,
         device: (Device, &Target),
         micro_batch: (usize, usize),
+        presets: &[&str],
     ) -> Result<(PrecisionPolicy, Option<AutoPrecision>)> {
         if let Some(policy) = &self.given_policy {
             return Ok((policy.clone(), None));
         }
         let Some(path) = &self.policy else {
             return Ok(match self.precision.as_str() {
-                Settings::AUTO => auto_policy(graph, device, micro_batch)?,
+                Settings::AUTO => auto_policy(graph, device, micro_batch, presets)?,
                 name => (PrecisionPolicy::preset(name)?, None),
             });
         };

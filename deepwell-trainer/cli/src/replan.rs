@@ -88,7 +88,11 @@ impl PlanFile {
     fn planning(&self) -> PlanningArgs {
         let plan = &self.plan;
         let policy = self.program.as_ref().map(|program| program.policy.clone());
-        let precision = if plan.fp8 { Settings::AUTO } else { "bf16" };
+        let precision = match (plan.nvfp4, plan.fp8) {
+            (true, _) => "nvfp4",
+            (false, true) => Settings::AUTO,
+            (false, false) => "bf16",
+        };
         PlanningArgs {
             model: self.model.clone(),
             seq: Some(plan.seq),
@@ -135,6 +139,7 @@ pub(crate) fn run(args: &ReplanArgs) -> Result<Outcome> {
     let mut request = SearchRequest {
         pins: args.pin.iter().chain(&args.forbid).copied().collect(),
         fp8: now.fp8,
+        nvfp4: now.nvfp4,
         expert_imbalance: now.expert_imbalance,
         capacity_factor: now.capacity_factor,
         moments: now.moments,

@@ -258,8 +258,8 @@ impl Default for Settings {
 
 impl Settings {
     /// The precision chosen by the device: `mxfp8-128` on Hopper, whose tensor cores do not apply
-    /// block scales and therefore need few of them, `mxfp8` elsewhere. On a GPU, linear layers
-    /// without a predicted speedup stay in BF16.
+    /// block scales and therefore need few of them, `mxfp8` elsewhere. On a GPU each linear layer
+    /// takes the format with the least predicted time: BF16, MXFP8 or, on Blackwell, NVFP4.
     pub const AUTO: &str = "auto";
 
     /// Default seconds that a rank waits for another: a whole step of the largest model that trains
@@ -306,8 +306,25 @@ impl Settings {
     /// assert_eq!(Settings::auto_precision("cpu"), "mxfp8");
     /// ```
     pub fn auto_precision(arch: &str) -> &'static str {
-        let is_hopper = arch == Architecture::Sm90a.target_name();
-        if is_hopper { "mxfp8-128" } else { "mxfp8" }
+        Settings::auto_presets(arch)[0]
+    }
+
+    /// The presets that [`Settings::AUTO`] chooses between, layer by layer, on a GPU of this
+    /// architecture: those that its tensor cores multiply in.
+    ///
+    /// ```
+    /// use deepwell_trainer::Settings;
+    /// assert_eq!(Settings::auto_presets("blackwell-sm100"), ["mxfp8", "nvfp4"]);
+    /// assert_eq!(Settings::auto_presets("hopper-sm90"), ["mxfp8-128"]);
+    /// ```
+    pub fn auto_presets(arch: &str) -> &'static [&'static str] {
+        match Architecture::ALL.into_iter().find(|known| known.target_name() == arch) {
+            Some(Architecture::Sm90a) => &["mxfp8-128"],
+            Some(Architecture::Sm100a | Architecture::Sm103a | Architecture::Sm120a) => {
+                &["mxfp8", "nvfp4"]
+            }
+            _ => &["mxfp8"],
+        }
     }
 
     /// Parallelism of the run.

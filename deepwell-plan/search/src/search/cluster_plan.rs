@@ -5,7 +5,7 @@ use std::ops::Range;
 use deepwell_ir::ops::MomentFormat;
 use serde::{Deserialize, Serialize};
 
-use super::{Found, Machines, RankMap, SearchRequest, warnings};
+use super::{Found, Machines, PrecisionTime, RankMap, SearchRequest, warnings};
 use crate::memory::{PhaseMemory, StageLayers, StageMemory, stage_memory, stage_memory_estimate};
 use crate::step_time::{StepTime, stage_times};
 use crate::{ModelShape, ProgramBytes, Strategy};
@@ -58,6 +58,12 @@ pub struct ClusterPlan {
     pub global_batch: usize,
     /// Whether linear layers run in MXFP8.
     pub fp8: bool,
+    /// Whether linear layers run in NVFP4, but for the last layers.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub nvfp4: bool,
+    /// Times of a step in each precision, if the fastest was taken.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub precisions: Vec<PrecisionTime>,
     /// GPUs and networks.
     pub machines: Machines,
     /// Degrees of parallelism and other choices.
@@ -117,7 +123,11 @@ impl ClusterPlan {
         let tokens_per_s = request.tokens() / step.seconds;
         let gpus = at.gpus() as f64;
         let gpu = &request.machines.gpu;
-        let peak = if request.fp8 { gpu.fp8_flops } else { gpu.bf16_flops };
+        let peak = match (request.nvfp4, request.fp8) {
+            (true, _) => gpu.nvfp4_flops,
+            (false, true) => gpu.fp8_flops,
+            (false, false) => gpu.bf16_flops,
+        };
         let flops = request.shape.model_flops(request.tokens(), request.seq);
         let run = tokens.map(|tokens| {
             let hours = tokens / tokens_per_s / 3600.0;
@@ -130,6 +140,8 @@ impl ClusterPlan {
             seq: request.seq,
             global_batch: request.global_batch,
             fp8: request.fp8,
+            nvfp4: request.nvfp4,
+            precisions: Vec::new(),
             strategy: at,
             mfu: flops / step.seconds / gpus / peak,
             tokens_per_s,

@@ -89,8 +89,7 @@ impl ClusterPlan {
             counted(at.micro_batches, "micro-batch"),
             at.micro_batch
         )?;
-        let precision = if self.fp8 { "MXFP8, the rest BF16" } else { "BF16" };
-        writeln!(f, "  precision     linear layers {precision}")?;
+        self.write_precision(f)?;
         let fabric = machines.fabric;
         let network = match fabric.nic_gbps > 0.0 && gpus > fabric.domain_gpus {
             true => format!(
@@ -132,6 +131,20 @@ impl ClusterPlan {
         )
     }
 
+    fn write_precision(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let precision = match (self.nvfp4, self.fp8) {
+            (true, _) => "NVFP4, the last of them MXFP8, the rest BF16",
+            (false, true) => "MXFP8, the rest BF16",
+            (false, false) => "BF16",
+        };
+        writeln!(f, "  precision     linear layers {precision}")?;
+        if self.precisions.is_empty() {
+            return Ok(());
+        }
+        let times: Vec<String> = self.precisions.iter().map(ToString::to_string).collect();
+        writeln!(f, "                the fastest, by the time of a step: {}", times.join(", "))
+    }
+
     fn write_time(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let step = &self.step;
         let gpus = self.strategy.gpus() as f64;
@@ -142,7 +155,11 @@ impl ClusterPlan {
             grouped(self.tokens_per_s),
             grouped(self.tokens_per_s / gpus),
             100.0 * self.mfu,
-            if self.fp8 { " of the FP8 peak" } else { "" }
+            match (self.nvfp4, self.fp8) {
+                (true, _) => " of the NVFP4 peak",
+                (false, true) => " of the FP8 peak",
+                (false, false) => "",
+            }
         )?;
         let mut row = |name: &str, seconds: f64, note: &str| {
             let share = 100.0 * seconds / step.seconds;

@@ -4,7 +4,7 @@ use deepwell_ir::ops::MomentFormat;
 use serde::Serialize;
 
 use crate::memory::{CONTEXT_BYTES, MemoryRules, OUTSIDE_BYTES};
-use crate::step_time::{StepRules, StepTime, step_time_estimate};
+use crate::step_time::{LAST_LAYERS, LastLayers, StepRules, StepTime, step_time_estimate};
 use crate::{ModelShape, Strategy};
 use deepwell_lower::{PlanError, usable_bytes};
 
@@ -38,6 +38,10 @@ pub struct SearchRequest {
     pub pins: Vec<Pin>,
     /// Whether linear layers run in MXFP8 instead of BF16.
     pub fp8: bool,
+    /// Whether linear layers run in NVFP4, but for the last layers, which `fp8` says; set together
+    /// with `fp8`.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub nvfp4: bool,
     /// Rows of the busiest expert rank over the mean, for time and memory.
     pub expert_imbalance: f64,
     /// Expert capacity as a multiple of an even share. Without a limit no pair is dropped.
@@ -82,6 +86,7 @@ impl SearchRequest {
             gpu_memory_bytes: None,
             pins: Vec::new(),
             fp8: false,
+            nvfp4: false,
             expert_imbalance: StepRules::MODERN.expert_imbalance,
             capacity_factor: None,
             moments: MomentFormat::Fp32,
@@ -104,6 +109,7 @@ impl SearchRequest {
     pub fn step_rules(&self) -> StepRules {
         StepRules {
             fp8: self.fp8,
+            nvfp4: self.nvfp4.then_some(LastLayers::Mxfp8),
             // With a capacity factor, ranks send only the kept rows.
             expert_gather: self.capacity_factor.is_none(),
             loss_traffic: (8.0, 6.0),
@@ -118,13 +124,20 @@ impl SearchRequest {
         }
     }
 
+    /// Bytes of an element with its scales, in the mean over all linear layers.
+    fn quantized_bytes(&self) -> f64 {
+        let [mxfp8, nvfp4] = [1.0 + 1.0 / 32.0, 0.5 + 1.0 / 16.0];
+        let share = if self.nvfp4 { 1.0 - LAST_LAYERS } else { 0.0 };
+        share * nvfp4 + (1.0 - share) * mxfp8
+    }
+
     /// The memory rules with the compute copies of the precision: rowwise and columnwise data with
-    /// scales in MXFP8.
+    /// scales in MXFP8 and NVFP4.
     pub fn memory_rules(&self) -> MemoryRules {
-        let copies = 2.0 * (1.0 + 1.0 / 32.0);
+        let copies = 2.0 * self.quantized_bytes();
         let parameter_bytes = if self.fp8 { copies } else { self.memory.parameter_bytes };
         // Weight gradients read operands quantized columnwise.
-        let expert_operand_bytes = Some(if self.fp8 { 1.0 + 1.0 / 32.0 } else { 2.0 });
+        let expert_operand_bytes = Some(if self.fp8 { self.quantized_bytes() } else { 2.0 });
         let SearchRequest { expert_imbalance, .. } = *self;
         // Without a capacity factor ranks gather all tokens, so buffers have room for any routing.
         let capacity_factor = self.capacity_factor.or(Some(f64::MAX));

@@ -19,10 +19,10 @@ pub struct WhatIf {
 }
 
 /// Searches with network and NVLink at half and twice their rates, with 20 % less and more memory,
-/// with twice the batch, with experts twice as far from balance, and with linear layers in the
+/// with twice the batch, with experts twice as far from balance, and with linear layers in each
 /// other precision.
 ///
-/// `aids` are the aids of the original search. The other precision is searched without programs.
+/// `aids` are the aids of the original search. Other precisions are searched without programs.
 ///
 /// # Errors
 /// Errors of [`search_with`], except for a search without a plan that fits.
@@ -68,15 +68,24 @@ pub fn what_if(
         with(format!("experts imbalanced by {times:.2}"), &|other| other.expert_imbalance = times);
     }
     let gpu = &request.machines.gpu;
-    if request.fp8 || gpu.fp8_flops > gpu.bf16_flops {
-        let precision = if request.fp8 { "BF16" } else { "MXFP8" };
-        with(format!("linear layers in {precision}"), &|other| other.fp8 = !request.fp8);
+    let precisions = [
+        ("BF16", [false, false], true),
+        ("MXFP8", [true, false], gpu.fp8_flops > gpu.bf16_flops),
+        ("NVFP4", [true, true], gpu.nvfp4_flops > gpu.fp8_flops),
+    ];
+    for (name, [fp8, nvfp4], is_faster) in precisions {
+        if is_faster && [fp8, nvfp4] != [request.fp8, request.nvfp4] {
+            with(format!("linear layers in {name}"), &|other| {
+                (other.fp8, other.nvfp4) = (fp8, nvfp4);
+            });
+        }
     }
     let per_token = |request: &SearchRequest, seconds: f64| seconds / request.tokens();
     let now = per_token(request, found.best.seconds);
     let mut all = Vec::new();
     for (change, other) in changed {
-        let programs = aids.programs.filter(|_| other.fp8 == request.fp8);
+        let is_same = (other.fp8, other.nvfp4) == (request.fp8, request.nvfp4);
+        let programs = aids.programs.filter(|_| is_same);
         let best = match search_with(&other, &SearchAids { programs, best_alone: true, ..*aids }) {
             Ok(found) => Some((found.best.at, found.best.seconds)),
             Err(error) if error.is_no_plan() => None,

@@ -12,6 +12,8 @@ const COPIES: Gathered = Gathered { moved: 2.0, copied: 0.0 };
 /// FP32 masters, from which each rank makes compute copies.
 const MASTERS_OF_BF16: Gathered = Gathered { moved: 4.0, copied: 4.0 + 2.0 };
 const MASTERS_OF_FP8: Gathered = Gathered { moved: 4.0, copied: 4.0 + 2.0 * PLANES };
+/// NVFP4 has a scale of the whole tensor, so ranks gather masters in any ZeRO stage.
+const MASTERS_OF_NVFP4: Gathered = Gathered { moved: 4.0, copied: 4.0 + 2.0 * (0.5 + 1.0 / 16.0) };
 
 /// Bytes per parameter.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -36,6 +38,9 @@ impl Cost<'_> {
     /// Bytes for the layers of a stage: dense weights, and routed experts. `ranks` has the size of
     /// the gathering group of each.
     pub(super) fn gathered_layers(&self, held: &StageLayers, ranks: [usize; 2]) -> [Gathered; 2] {
+        if self.rules.own_gather && self.rules.nvfp4.is_some() {
+            return [MASTERS_OF_NVFP4; 2];
+        }
         match (self.rules.own_gather, self.at.zero, self.rules.fp8) {
             (true, 0 | 1, false) => [MASTERS_OF_BF16; 2],
             (true, 0 | 1, true) => [MASTERS_OF_FP8; 2],

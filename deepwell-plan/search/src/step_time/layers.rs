@@ -26,7 +26,7 @@ const QUANTIZE_BYTES: f64 = 2.0 + 2.0 * (1.0 + 1.0 / 32.0);
 /// `benchmarks/prototype/nvfp4_training`), at 80 % of 8 TB/s.
 const NVFP4_QUANTIZE_BYTES: f64 = 106e-6 * 0.8 * 8e12 / (2048.0 * 28672.0);
 /// Share of the layers that are not in NVFP4.
-const LAST_LAYERS: f64 = 0.15;
+pub(crate) const LAST_LAYERS: f64 = 0.15;
 
 /// Forward and backward seconds of one layer, one micro-batch.
 #[derive(Clone, Copy, Debug, Default)]

@@ -211,7 +211,8 @@ fn clusters_that_cannot_be_planned_for() {
     check(&on(&["--layout", "Et*9|t*9L"]), 2, &["the 32 layers of the model, got 18"]);
     check(&on(&["--as", "torch"]), 2, &["accounting: expected `megatron` or `fsdp`"]);
     check(&on(&["--as", "fsdp", "--pin", "pp=2"]), 2, &["hint: add `--pin zero=3"]);
-    check(&on(&["--precision", "nvfp4"]), 2, &["expected bf16 or mxfp8, got `nvfp4`"]);
+    check(&on(&["--precision", "nvfp4"]), 2, &["expected bf16 or mxfp8, as h100 has no NVFP4"]);
+    check(&on(&["--precision", "f32"]), 2, &["expected bf16, mxfp8, nvfp4 or auto, got `f32`"]);
     check(&on(&["--tokens", "many"]), 2, &["expected tokens such as 15T", "many"]);
     check(&on(&["--max-gpus", "0"]), 2, &["--max-gpus: expected at least 1"]);
     check(&on(&["--seq", "0"]), 2, &["--seq: expected at least 1, got 0"]);
