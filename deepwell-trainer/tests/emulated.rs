@@ -181,7 +181,14 @@ fn recipe() -> PrecisionPolicy {
 
 /// Every byte of every operand, given what the device quantizes, and samples of every GEMM.
 fn audit(policy: &PrecisionPolicy, architecture: Architecture) {
-    let (graph, vocabulary) = model(llama());
+    audit_of(model(llama()), policy, architecture);
+}
+
+fn audit_of(
+    (graph, vocabulary): (Graph, usize),
+    policy: &PrecisionPolicy,
+    architecture: Architecture,
+) {
     let mut engine = engine(graph, policy, Device::Emulated(architecture));
     let mut audit = Audit::new(engine.program());
     let token = |index: usize| ((index * index * 31 + index * 7 + 3) % vocabulary) as i32;
@@ -230,6 +237,23 @@ fn nvfp4_trains_as_on_the_cpu() {
             assert!(kernels.contains(kernel), "no `{kernel}` among {kernels:?}");
         }
     }
+}
+
+trial!(experts_train_in_nvfp4_as_on_the_cpu);
+/// Each expert has tensor scales of its own, for its tokens and for its weights.
+fn experts_train_in_nvfp4_as_on_the_cpu() {
+    need_kernels((10, 0));
+    let kernels = compare(&mixture(), &recipe(), Architecture::Sm100a, NVFP4);
+    for kernel in [
+        "cuda_quantize_nvfp4_groups quantize",
+        "cuda_stochastic_round_nvfp4_groups stochastic_round",
+        "cuda_sm100_nvfp4_grouped_gemm scaled_grouped_gemm",
+    ] {
+        assert!(kernels.contains(kernel), "no `{kernel}` among {kernels:?}");
+    }
+    let is_bf16 = |kernel: &&String| kernel.contains("bf16_grouped_gemm");
+    assert_eq!(kernels.iter().find(is_bf16), None);
+    audit_of(mixture(), &recipe(), Architecture::Sm100a);
 }
 
 trial!(documents_are_told_apart_as_on_the_cpu);

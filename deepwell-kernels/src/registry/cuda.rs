@@ -76,8 +76,8 @@ impl KernelCatalog for CudaCatalog {
         serving.map(|spec| (spec.predict)(request, target)).min_by(f64::total_cmp)
     }
 
-    fn serves(&self, format: &QuantFormat, role: Role, _: &Target) -> Result<(), String> {
-        served(format, role)
+    fn serves(&self, format: &QuantFormat, role: Role, target: &Target) -> Result<(), String> {
+        served(format, role, target)
     }
 
     fn unit_of(&self, kernel: &str, unit: MathUnit) -> MathUnit {
@@ -203,15 +203,20 @@ fn without_kernel(scale: ScaleFormat) -> Option<String> {
 }
 
 /// Whether kernels serve the GEMMs of a tensor of this role in a format: MXFP8 everywhere, NVFP4
-/// for matrices.
-fn served(format: &QuantFormat, role: Role) -> Result<(), String> {
+/// for matrices everywhere and for experts on tcgen05.
+fn served(format: &QuantFormat, role: Role, target: &Target) -> Result<(), String> {
     let [mxfp8, nvfp4] = [QuantFormat::MXFP8, QuantFormat::NVFP4];
     if format.is_of_family(&mxfp8) {
         return without_kernel(format.scale).map_or(Ok(()), Err);
     }
     let (known, got) = (mxfp8.name(), format.name());
+    let with_experts = [Architecture::Sm100a, Architecture::Sm103a];
+    let has_experts = with_experts.iter().any(|known| known.target_name() == target.arch);
     match (format.is_of_family(&nvfp4), role) {
-        (true, Role::Expert) => Err(format!("CUDA kernels of experts take {known}, not {got}")),
+        (true, Role::Expert) if !has_experts => {
+            let arch = &target.arch;
+            Err(format!("CUDA kernels of experts take {known}, not {got}, on {arch}"))
+        }
         (true, _) => Ok(()),
         (false, _) => Err(format!("CUDA kernels take {known} and {}, not {got}", nvfp4.name())),
     }

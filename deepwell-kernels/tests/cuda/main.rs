@@ -41,6 +41,8 @@ mod add;
 mod add_positions;
 #[path = "../../src/ops/amax/tests/cuda.rs"]
 mod amax;
+#[path = "../../src/ops/amax/tests/cuda_groups.rs"]
+mod amax_groups;
 #[path = "../../src/ops/attention/tests/cuda.rs"]
 mod attention;
 #[path = "../../src/ops/attention/tests/cuda_backward.rs"]
@@ -124,6 +126,8 @@ mod ptx;
 mod quantize;
 #[path = "../../src/ops/quantize/tests/cuda_nvfp4.rs"]
 mod quantize_nvfp4;
+#[path = "../../src/ops/quantize/tests/cuda_nvfp4_groups.rs"]
+mod quantize_nvfp4_groups;
 #[path = "../../src/ops/quantize/tests/cuda_nvfp4_operands.rs"]
 mod quantize_nvfp4_operands;
 #[path = "../../src/ops/relu/tests/cuda.rs"]
@@ -156,6 +160,8 @@ mod sm100_mxfp8_gemm;
 mod sm100_mxfp8_grouped_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm100_nvfp4_gemm.rs"]
 mod sm100_nvfp4_gemm;
+#[path = "../../src/ops/grouped_gemm/tests/sm100_nvfp4_grouped_gemm.rs"]
+mod sm100_nvfp4_grouped_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm120_mxfp8_gemm.rs"]
 mod sm120_mxfp8_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm120_nvfp4_gemm.rs"]
@@ -186,6 +192,8 @@ mod split_columns;
 mod stochastic_round;
 #[path = "../../src/ops/stochastic_round/tests/cuda_nvfp4.rs"]
 mod stochastic_round_nvfp4;
+#[path = "../../src/ops/stochastic_round/tests/cuda_nvfp4_groups.rs"]
+mod stochastic_round_nvfp4_groups;
 #[path = "../../src/ops/swiglu/tests/cuda.rs"]
 mod swiglu;
 mod tcgen05;

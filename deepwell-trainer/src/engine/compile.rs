@@ -202,6 +202,7 @@ pub(crate) fn load(
         counts: RunCounts::default(),
         flop_share_planned,
         is_repaired: false,
+        observer: None,
         measuring: None,
         products,
     };

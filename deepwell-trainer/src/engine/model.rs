@@ -2,7 +2,7 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use deepwell_ir::{Graph, MemoryKind, Phase, PrecisionPolicy, Program, ValueId};
-use deepwell_kernels::{CallTime, Executor, KernelError, LoadedProgram};
+use deepwell_kernels::{CallTime, Executor, KernelError, LoadedProgram, Observer};
 use deepwell_plan::{DryRun, Plan, PrecisionFallback, lower_evaluation, lower_within};
 use deepwell_precision::Format;
 use deepwell_probe::Hardware;
@@ -67,6 +67,8 @@ pub struct Engine {
     pub(super) flop_share_planned: (f64, f64),
     /// Whether the forward GEMMs run in BF16, as the policy's repair says.
     pub(super) is_repaired: bool,
+    /// Called around each call of every step.
+    pub(super) observer: Option<Box<dyn Observer + Send>>,
 }
 
 impl Engine {

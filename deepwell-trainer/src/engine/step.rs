@@ -64,7 +64,18 @@ impl Engine {
         learning_rate: f64,
         max_grad_norm: f64,
     ) -> Result<PendingStep, TrainError> {
-        self.run_schedule(inputs, targets, [learning_rate, max_grad_norm], None)
+        let schedule = [learning_rate, max_grad_norm];
+        let mut observer = self.observer.take();
+        let observed = observer.as_deref_mut().map(|it| it as &mut dyn Observer);
+        let begun = self.run_schedule(inputs, targets, schedule, observed);
+        self.observer = observer;
+        begun
+    }
+
+    /// Sets an observer around each call of every step to come, also of the steps of a
+    /// [`Trainer`](crate::Trainer): tests plant faults in a run. Observed calls run one by one.
+    pub fn observe_steps(&mut self, observer: Box<dyn Observer + Send>) {
+        self.observer = Some(observer);
     }
 
     /// [`Engine::step`] with an observer around each call.

@@ -34,6 +34,12 @@ const RULES: &[Rule] = &[
         pair: Some("_256x"),
     },
     Rule { stem: "sm100_nvfp4_gemm", mma: "UTCOMMA", load: Some("UTMALDG"), pair: Some("_256x") },
+    Rule {
+        stem: "sm100_nvfp4_grouped_gemm",
+        mma: "UTCOMMA",
+        load: Some("UTMALDG"),
+        pair: Some("_256x"),
+    },
     Rule { stem: "sm120_mxfp8_gemm", mma: "QMMA.SF", load: None, pair: None },
     Rule { stem: "sm120_nvfp4_gemm", mma: "OMMA.SF", load: None, pair: None },
 ];

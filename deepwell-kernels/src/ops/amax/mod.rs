@@ -2,6 +2,7 @@
 
 mod cpu;
 pub(crate) mod cuda;
+pub(crate) mod cuda_groups;
 
 use super::OpKernels;
 use crate::runtime::cpu::CpuKernel;

@@ -6,6 +6,7 @@ pub mod cpu;
 mod mxfp8_grouped_gemm;
 pub mod oracle;
 mod sm100_mxfp8_grouped_gemm;
+mod sm100_nvfp4_grouped_gemm;
 mod sm90_bf16_grouped_gemm;
 mod sm90_dequantized_grouped_gemm;
 mod sm90_mxfp8_grouped_gemm;
@@ -28,6 +29,7 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         bf16_grouped_gemm::SPECS,
         mxfp8_grouped_gemm::SPECS,
         sm100_mxfp8_grouped_gemm::SPECS,
+        sm100_nvfp4_grouped_gemm::SPECS,
         sm90_mxfp8_grouped_gemm::SPECS,
         sm90_bf16_grouped_gemm::SPECS,
         sm90_dequantized_grouped_gemm::SPECS,

@@ -55,29 +55,29 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
 
 /// Sizes of a call: results of `rows` by `columns`, operands with `k` along the contraction.
 #[derive(Clone, Copy)]
-struct Sizes {
-    kind: GemmKind,
-    groups: usize,
-    rows: usize,
-    columns: usize,
-    k: usize,
+pub(super) struct Sizes {
+    pub(super) kind: GemmKind,
+    pub(super) groups: usize,
+    pub(super) rows: usize,
+    pub(super) columns: usize,
+    pub(super) k: usize,
 }
 
 impl Sizes {
     /// `a` and `b` are the shapes of the operands' data.
-    fn new(kind: GemmKind, groups: usize, a: &[usize], b: &[usize]) -> Sizes {
+    pub(super) fn new(kind: GemmKind, groups: usize, a: &[usize], b: &[usize]) -> Sizes {
         let columns = if kind == GemmKind::Wgrad { b[0] } else { b[1] };
         Sizes { kind, groups, rows: a[0], columns, k: a[1] }
     }
 
-    fn of(request: &KernelRequest<'_>) -> Option<Sizes> {
+    pub(super) fn of(request: &KernelRequest<'_>) -> Option<Sizes> {
         let Op::ScaledGroupedGemm(op) = request.op else { return None };
-        let [a, b] = [0, 2].map(|index| request.operands[index].shape.as_slice());
+        let [a, b] = [0, op.b_input()].map(|index| request.operands[index].shape.as_slice());
         Some(Sizes::new(op.kind, op.grouped.groups, a, b))
     }
 
     /// Upper bound of the number of tiles of all groups.
-    fn tiles_max(self, shape: TileShape) -> usize {
+    pub(super) fn tiles_max(self, shape: TileShape) -> usize {
         let down = match self.kind {
             GemmKind::Wgrad => self.groups * self.rows.div_ceil(shape.rows()),
             // Each group, and the rows after the groups, may begin and end with a tile that
@@ -89,7 +89,7 @@ impl Sizes {
 
     /// Models the groups, with equal sizes, as one GEMM of the same time: their tiles are stacked
     /// along M.
-    fn as_one(self, shape: TileShape) -> GemmSizes {
+    pub(super) fn as_one(self, shape: TileShape) -> GemmSizes {
         let groups = self.groups.max(1);
         let (of_group, k) = match self.kind {
             GemmKind::Wgrad => (self.rows, self.k.div_ceil(groups).max(1)),

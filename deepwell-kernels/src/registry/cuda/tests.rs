@@ -263,13 +263,12 @@ fn rows_of_whole_groups_have_a_kernel() {
     }
 }
 
-/// What the quantizations of a format are served by, and why experts' tensors are not.
+/// What the quantizations of a format are served by, and where experts' tensors are not.
 #[test]
-fn nvfp4_is_served_for_matrices_but_not_for_experts() {
+fn nvfp4_is_served_for_matrices_and_for_experts_on_tcgen05() {
     let format = QuantFormat::NVFP4;
     let hopper = cuda_target(Architecture::Sm90a, 132, &[CUBLASLT]);
     let served = |role, target: &Target| CudaCatalog.serves(&format, role, target).err();
-    let expected = "CUDA kernels of experts take mxfp8, not nvfp4";
     let planes = |rows, k: usize| {
         let scales = [usize::div_ceil(rows, 128), k.div_ceil(64), 512];
         let data = operand(DType::E2m1, &[rows, k]);
@@ -277,15 +276,16 @@ fn nvfp4_is_served_for_matrices_but_not_for_experts() {
     };
     let (kind, output) = (GemmKind::Fprop, DType::Bf16);
     let gemm = Op::from(ScaledGemm { kind, output, bias: false, a: format, b: format });
-    for (architecture, kernel) in [
-        (Architecture::Sm90a, "cuda_sm90_dequantized_nvfp4_gemm"),
-        (Architecture::Sm100a, "cuda_sm100_nvfp4_gemm"),
-        (Architecture::Sm103a, "cuda_sm100_nvfp4_gemm"),
-        (Architecture::Sm120a, "cuda_sm120_nvfp4_gemm"),
+    let reason = |arch: &str| format!("CUDA kernels of experts take mxfp8, not nvfp4, on {arch}");
+    for (architecture, kernel, of_experts) in [
+        (Architecture::Sm90a, "cuda_sm90_dequantized_nvfp4_gemm", Some(reason("hopper-sm90"))),
+        (Architecture::Sm100a, "cuda_sm100_nvfp4_gemm", None),
+        (Architecture::Sm103a, "cuda_sm100_nvfp4_gemm", None),
+        (Architecture::Sm120a, "cuda_sm120_nvfp4_gemm", Some(reason("blackwell-sm120"))),
     ] {
         let target = cuda_target(architecture, 132, &[]);
         assert_eq!(served(Role::Linear, &target), None);
-        assert_eq!(served(Role::Expert, &target).as_deref(), Some(expected));
+        assert_eq!(served(Role::Expert, &target), of_experts);
         let inputs = [planes(512, 256), planes(384, 256)].concat();
         assert_eq!(chosen(&gemm, &inputs, &target).unwrap(), kernel, "{architecture:?}");
     }
@@ -299,6 +299,10 @@ fn nvfp4_is_served_for_matrices_but_not_for_experts() {
     let stack = [operand(DType::Bf16, &[4, 128, 128])];
     let reasons = chosen(&quantize, &stack, &hopper).unwrap_err().to_string();
     assert!(reasons.contains("takes a matrix, not 3 dimensions"), "{reasons}");
+    let blackwell = cuda_target(Architecture::Sm100a, 148, &[]);
+    for inputs in [&grouped[..], &stack] {
+        assert_eq!(chosen(&quantize, inputs, &blackwell).unwrap(), "cuda_quantize_nvfp4_groups");
+    }
     let transform = format.with_hadamard(Some(Hadamard16::TRAINING));
     let quantize = Op::from(Quantize { format: transform, axis: Axis::Column });
     let short = [operand(DType::Bf16, &[120, 128])];

@@ -1,5 +1,5 @@
-//! Shared by launchers of kernels that quantize to NVFP4: `layout/nvfp4_block.cuh` and
-//! `layout/nvfp4_tile.cuh`.
+//! Shared by launchers of kernels that quantize to NVFP4: `layout/nvfp4_block.cuh`,
+//! `layout/nvfp4_tile.cuh` and `layout/nvfp4_groups.cuh`.
 
 use deepwell_ir::ops::Axis;
 use deepwell_ir::{DType, KernelRequest, OperandType, Target};
@@ -7,6 +7,8 @@ use deepwell_precision::hadamard::POINTS;
 use deepwell_precision::nvfp4::{ScaleBound, ScaleOrder};
 use deepwell_precision::{QuantFormat, ScaleFormat};
 
+use crate::runtime::cuda::device_tensor::DeviceTensor;
+use crate::runtime::cuda::driver::{Argument, DevicePtr};
 use crate::runtime::predict::{Rates, roofline};
 
 /// Threads of a CTA.
@@ -37,14 +39,39 @@ pub(crate) fn reject(
     format: &QuantFormat,
     axis: Axis,
 ) -> Option<String> {
-    if !matches!(x.dtype, DType::Bf16 | DType::F32) {
-        return Some(format!("takes bf16 or f32, not {}", x.dtype));
-    }
     let &[rows, columns] = x.shape.as_slice() else {
         return Some(format!("takes a matrix, not {} dimensions", x.shape.len()));
     };
     if after.is_some_and(|operand| operand.dtype == DType::I32) {
         return Some("takes one tensor scale for all rows, not one per group of rows".to_string());
+    }
+    reject_matrix(x.dtype, [rows, columns], format, axis)
+}
+
+/// Why the kernels of parts with a tensor scale each cannot quantize `x` along `axis`. `after` are
+/// the offsets of groups of rows; without them `x` is a stack of matrices.
+pub(crate) fn reject_parts(
+    x: &OperandType,
+    after: Option<&OperandType>,
+    format: &QuantFormat,
+    axis: Axis,
+) -> Option<String> {
+    let (rows, columns) = match (x.shape.as_slice(), after) {
+        (&[rows, columns], Some(offsets)) if offsets.dtype == DType::I32 => (rows, columns),
+        (&[_, rows, columns], None) => (rows, columns),
+        _ => return Some("takes groups of rows or a stack of matrices".to_string()),
+    };
+    reject_matrix(x.dtype, [rows, columns], format, axis)
+}
+
+fn reject_matrix(
+    dtype: DType,
+    [rows, columns]: [usize; 2],
+    format: &QuantFormat,
+    axis: Axis,
+) -> Option<String> {
+    if !matches!(dtype, DType::Bf16 | DType::F32) {
+        return Some(format!("takes bf16 or f32, not {dtype}"));
     }
     let limit = u32::MAX as usize - TILE;
     if rows.max(columns) > limit {
@@ -84,4 +111,51 @@ pub(crate) fn predicted_s(request: &KernelRequest<'_>, target: &Target) -> f64 {
     let rates = Rates::of(target);
     let bytes = request.operands[0].storage_bytes().unwrap_or(0);
     roofline(request, target) + rates.bytes_s(bytes as f64) + rates.launch_s()
+}
+
+/// Parts of a tensor with a tensor scale each: matrices of a stack, or groups of the rows of one
+/// matrix, which begin at multiples of 128.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parts {
+    /// Offsets of the groups; null for a stack.
+    offsets: DevicePtr,
+    /// Number of parts.
+    pub(crate) count: usize,
+    /// Rows and columns of a matrix.
+    pub(crate) matrix: [usize; 2],
+}
+
+impl Parts {
+    /// The parts of `x`; `None` for another number of dimensions than [`reject_parts`] has seen.
+    pub(crate) fn of(x: &DeviceTensor, offsets: Option<&DeviceTensor>) -> Option<Parts> {
+        match (x.shape.as_slice(), offsets) {
+            (&[rows, columns], Some(offsets)) => {
+                let count = offsets.shape.first()?.checked_sub(1)?;
+                Some(Parts { offsets: offsets.pointer, count, matrix: [rows, columns] })
+            }
+            (&[count, rows, columns], None) => {
+                Some(Parts { offsets: DevicePtr(0), count, matrix: [rows, columns] })
+            }
+            _ => None,
+        }
+    }
+
+    /// Number of CTAs: one per tile, at least 1.
+    pub(crate) fn ctas(&self) -> u32 {
+        let [rows, columns] = self.matrix;
+        let matrices = if self.offsets == DevicePtr(0) { self.count } else { 1 };
+        let tiles = rows.div_ceil(TILE) * columns.div_ceil(TILE);
+        (matrices * tiles).max(1) as u32
+    }
+
+    /// Offsets and number of parts, as arguments of the kernels.
+    pub(crate) fn arguments(&self) -> [Argument; 2] {
+        [Argument::Pointer(self.offsets), Argument::U32(self.count as u32)]
+    }
+
+    /// Rows, columns and flags of a format, as arguments of the kernels.
+    pub(crate) fn sizes(&self, format: &QuantFormat) -> [Argument; 3] {
+        let [rows, columns] = self.matrix;
+        [rows as u32, columns as u32, flags(format)].map(Argument::U32)
+    }
 }
