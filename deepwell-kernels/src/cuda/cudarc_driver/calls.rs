@@ -157,6 +157,10 @@ impl Driver for CudarcDriver {
         if bytes.is_empty() {
             return Ok(());
         }
+        if let Some(host) = self.host_memory(target, bytes.len()) {
+            pinned::copy(host, bytes);
+            return Ok(());
+        }
         let stream = self.context.transfers();
         // SAFETY: the source lives until the stream is waited for, which is before the return.
         check("cuMemcpyAsync", unsafe {
@@ -170,6 +174,10 @@ impl Driver for CudarcDriver {
         self.context.enter()?;
         self.context.synchronize()?;
         if bytes.is_empty() {
+            return Ok(());
+        }
+        if let Some(host) = self.host_memory(source, bytes.len()) {
+            pinned::copy(bytes, host);
             return Ok(());
         }
         let stream = self.context.transfers();

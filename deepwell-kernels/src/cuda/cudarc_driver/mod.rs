@@ -91,6 +91,15 @@ impl CudarcDriver {
         })
     }
 
+    /// The bytes of a range within memory of `allocate_on_host`; `None` for a range on
+    /// the device. All streams must be empty.
+    fn host_memory(&mut self, at: DevicePtr, bytes: usize) -> Option<&mut [u8]> {
+        self.on_host.iter_mut().find_map(|(begin, buffer)| {
+            let offset = usize::try_from(at.0.checked_sub(begin.0)?).ok()?;
+            buffer.as_mut_slice().get_mut(offset..offset.checked_add(bytes)?)
+        })
+    }
+
     fn event_slot(&self, event: Event) -> DriverResult<&EventSlot> {
         self.events.get(event.0 as usize).ok_or_else(|| no_such("event", event.0))
     }

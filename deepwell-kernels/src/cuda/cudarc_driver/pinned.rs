@@ -13,7 +13,7 @@ use super::error::{about, check};
 use crate::runtime::cuda::driver::{DriverError, DriverResult};
 use crate::runtime::cuda::pinned::PinnedBuffer;
 
-/// Bytes that a thread fills at a time: large buffers take seconds.
+/// Bytes that a thread fills or copies at a time: large buffers take seconds.
 const CHUNK_BYTES: usize = 16 << 20;
 
 /// Owns the memory of a buffer; holds the context, so the memory may outlive the driver.
@@ -50,6 +50,17 @@ pub(super) fn allocate(context: &Arc<Context>, bytes: usize) -> DriverResult<Pin
     memory.par_chunks_mut(CHUNK_BYTES).for_each(|chunk| chunk.fill(MaybeUninit::new(0)));
     // SAFETY: initialized just now; the bytes live as long as the allocation.
     Ok(unsafe { PinnedBuffer::from_raw(pointer.cast(), bytes, Box::new(allocation)) })
+}
+
+/// Copies within host memory, on all cores.
+///
+/// # Panics
+/// If the lengths differ.
+pub(super) fn copy(to: &mut [u8], from: &[u8]) {
+    assert_eq!(to.len(), from.len(), "bytes of a copy");
+    to.par_chunks_mut(CHUNK_BYTES)
+        .zip(from.par_chunks(CHUNK_BYTES))
+        .for_each(|(to, from)| to.copy_from_slice(from));
 }
 
 /// Frees a buffer of this context.

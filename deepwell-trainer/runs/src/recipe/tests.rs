@@ -118,7 +118,8 @@ fn good() -> Run {
     run.facts.peak_bytes_measured = Some(1500.0);
     run.curves.insert(Metric::ValLoss, vec![(20.0, 9.0), (40.0, 2.5)]);
     // The mean of the last 20 is 2.5, the last value alone is not within.
-    let loss = |step: u32| if step > 20 { if step.is_multiple_of(2) { 1.5 } else { 3.5 } } else { 9.0 };
+    let loss =
+        |step: u32| if step > 20 { if step.is_multiple_of(2) { 1.5 } else { 3.5 } } else { 9.0 };
     let curve = (1..=40).map(|step| (f64::from(step), loss(step))).collect();
     run.curves.insert(Metric::Loss, curve);
     run.curves.insert(Metric::TokensPerS, vec![(1.0, 1000.0)]);
