@@ -68,6 +68,10 @@ pub(super) fn memory_table(world: &World, copies: &[u64]) -> String {
         format_bytes(rank.arena_bytes),
         format_bytes(rank.arena_lower_bound_bytes)
     ));
+    if rank.host_bytes > 0 {
+        let bytes = format_bytes(rank.host_bytes);
+        text.push_str(&format!("\n  offloaded    {bytes:>12} of optimizer state in host memory"));
+    }
     if world.local_size() > 1 {
         text.push_str(&format!(
             "\n  {:<12} {:>12} of {} ranks, which exchange {} a step",
