@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Source files of the kernels with alternatives; library kernels have none.
-const SOURCES: [(&str, &str); 34] = [
+const SOURCES: [(&str, &str); 35] = [
     ("cuda_attention", "attention"),
     ("cuda_attention_backward", "attention_backward"),
     ("cuda_sm90_attention", "sm90_attention"),
@@ -33,6 +33,7 @@ const SOURCES: [(&str, &str); 34] = [
     ("cuda_sm90_mxfp8_grouped_gemm", "sm90_mxfp8_grouped_gemm"),
     ("cuda_sm90_bf16_grouped_gemm", "sm90_bf16_grouped_gemm"),
     ("cuda_sm100_mxfp8_grouped_gemm", "sm100_mxfp8_grouped_gemm"),
+    ("cuda_sm100_nvfp4_grouped_gemm", "sm100_nvfp4_grouped_gemm"),
     ("cuda_sm90_dequantized_mxfp8_gemm", "sm90_bf16_gemm"),
     ("cuda_sm90_dequantized_nvfp4_gemm", "sm90_bf16_gemm"),
     ("cuda_sm90_dequantized_grouped_gemm", "sm90_bf16_grouped_gemm"),
