@@ -128,7 +128,7 @@ pub struct Strategy {
     /// Division of layers over stages.
     #[serde(default)]
     pub split: LayerSplit,
-    /// Whether master weights and moments are kept and updated on the host.
+    /// Whether master weights and moments are kept on the host.
     #[serde(default)]
     pub offload: bool,
 }
