@@ -208,6 +208,12 @@ pub trait Backend: Send {
     /// A range outside the arena.
     fn write(&mut self, range: ByteRange, bytes: &[u8]) -> Result<(), KernelError>;
 
+    /// Writes zeros into the arena.
+    ///
+    /// # Errors
+    /// A range outside the arena.
+    fn clear(&mut self, range: ByteRange) -> Result<(), KernelError>;
+
     /// Copies bytes out of the arena.
     ///
     /// # Errors

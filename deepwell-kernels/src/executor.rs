@@ -318,6 +318,14 @@ impl Executor {
         self.backend.write(program.value(id).range, bytes)
     }
 
+    /// Writes zeros into a value: its bytes, which are zeros in every format.
+    ///
+    /// # Errors
+    /// As [`Backend::clear`].
+    pub fn clear(&mut self, program: &Program, id: ValueId) -> Result<(), KernelError> {
+        self.backend.clear(program.value(id).range)
+    }
+
     /// Reads a value to the host.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use std::path::Path;
 use deepwell_ckpt::Section;
 use deepwell_ir::Graph;
 use deepwell_ir::capture::{LlamaConfig, capture};
-use deepwell_ir::ops::MomentFormat;
+use deepwell_ir::ops::{MasterFormat, MomentFormat};
 use deepwell_plan::OptimizerSpec;
 use deepwell_precision::{Fallback, GuardConfig, Guards, PrecisionPolicy};
 use deepwell_probe::{Cpu, Hardware};
@@ -45,13 +45,13 @@ fn experts() -> Graph {
 }
 
 fn world(graph: &Graph, parallel: Parallel) -> World {
-    world_with(graph, parallel, MomentFormat::Fp32)
+    world_with(graph, parallel, &OptimizerSpec::default())
 }
 
-fn world_with(graph: &Graph, parallel: Parallel, moments: MomentFormat) -> World {
+fn world_with(graph: &Graph, parallel: Parallel, optimizer: &OptimizerSpec) -> World {
     let policy = PrecisionPolicy::preset("mxfp8").expect("a preset");
     let options = CompileOptions::new(policy, SEQ, ROWS);
-    let optimizer = OptimizerSpec { moments, ..OptimizerSpec::default() };
+    let optimizer = optimizer.clone();
     let options = CompileOptions { micro_batch: Some(1), parallel, optimizer, ..options };
     World::compile(graph.clone(), hardware(), &options).expect("a world")
 }
@@ -145,11 +145,11 @@ fn check(graph: &Graph, first: Parallel, other: Parallel) {
 
 /// Trains under `first` with moments in FP8 and goes on under the same ranks, with the same bits,
 /// and under `other`, where other blocks round moments once more.
-fn check_fp8(graph: &Graph, first: Parallel, other: Parallel) {
-    let what = format!("{first} -> {other}");
+fn check_stored(graph: &Graph, optimizer: &OptimizerSpec, first: Parallel, other: Parallel) {
+    let what = format!("{optimizer:?}, {first} -> {other}");
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (root, settings) = (folder.path(), Settings { keep_last: 9, ..Settings::default() });
-    let mut before = world_with(graph, first, MomentFormat::Fp8);
+    let mut before = world_with(graph, first, optimizer);
     let trained = before.on_all(|engine| {
         engine.initialize(SEED)?;
         (0..2).try_for_each(|at| step(engine, at).map(drop))
@@ -160,14 +160,14 @@ fn check_fp8(graph: &Graph, first: Parallel, other: Parallel) {
     let next = before.on_all(|engine| step(engine, 3)).expect("a step");
     drop(before);
 
-    let mut again = world_with(graph, first, MomentFormat::Fp8);
+    let mut again = world_with(graph, first, optimizer);
     load(&mut again, root, 2);
     save(&mut again, root, 3, &Settings { async_checkpoints: true, ..settings });
     assert!(state(root, 3) == state(root, 2), "{what}: masters and moments");
     let got = again.on_all(|engine| step(engine, 2)).expect("a step");
     assert_eq!(got, expected, "{what}: the next step under the same ranks");
 
-    let mut elsewhere = world_with(graph, other, MomentFormat::Fp8);
+    let mut elsewhere = world_with(graph, other, optimizer);
     load(&mut elsewhere, root, 2);
     let loss = |steps: &[[u32; 2]]| f32::from_bits(steps[0][0]);
     let got = elsewhere.on_all(|engine| step(engine, 2)).expect("a step");
@@ -206,6 +206,7 @@ fn dense_models_go_from_any_plan_to_any_other_and_back() {
 
 #[test]
 fn moments_in_fp8_go_on_as_they_were_and_under_other_ranks() {
+    let fp8 = OptimizerSpec { moments: MomentFormat::Fp8, ..OptimizerSpec::default() };
     let graph = dense();
     for (first, other) in [
         (of(1, 1, 1, 0), of(1, 1, 2, 1)),
@@ -213,10 +214,10 @@ fn moments_in_fp8_go_on_as_they_were_and_under_other_ranks() {
         (of(1, 1, 3, 3), of(1, 1, 1, 0)),
         (of(2, 2, 2, 1), of(1, 1, 3, 3)),
     ] {
-        check_fp8(&graph, first, other);
+        check_stored(&graph, &fp8, first, other);
     }
     let expert = Parallel { expert: 2, ..Parallel::data(2) };
-    check_fp8(&experts(), expert, Parallel::data(1));
+    check_stored(&experts(), &fp8, expert, Parallel::data(1));
 }
 
 #[test]
@@ -233,5 +234,25 @@ fn mixtures_go_from_any_plan_to_any_other_and_back() {
         (folded, mixed),
     ] {
         check(&graph, first, other);
+    }
+}
+
+#[test]
+fn masters_in_bf16_go_on_as_they_were_and_under_other_ranks() {
+    let (masters, spec) = (MasterFormat::Bf16, OptimizerSpec::default());
+    for optimizer in [
+        OptimizerSpec { masters, ..spec.clone() },
+        OptimizerSpec { masters, moments: MomentFormat::Fp8, ..spec },
+    ] {
+        let graph = dense();
+        for (first, other) in [
+            (of(1, 1, 1, 0), of(1, 1, 2, 0)),
+            (of(1, 1, 2, 0), of(2, 1, 1, 0)),
+            (of(2, 2, 2, 0), of(1, 1, 1, 0)),
+        ] {
+            check_stored(&graph, &optimizer, first, other);
+        }
+        let expert = Parallel { expert: 2, ..Parallel::data(2) };
+        check_stored(&experts(), &optimizer, expert, Parallel::data(1));
     }
 }

@@ -204,6 +204,51 @@ impl FromStr for MomentFormat {
     }
 }
 
+/// Storage of the master weights.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MasterFormat {
+    /// FP32.
+    #[default]
+    Fp32,
+    /// Matrices in BF16, rounded stochastically by each update; vectors and the weights of routers
+    /// in FP32.
+    Bf16,
+}
+
+impl MasterFormat {
+    /// Name in settings and text forms.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            MasterFormat::Fp32 => "fp32",
+            MasterFormat::Bf16 => "bf16",
+        }
+    }
+
+    /// Whether this is the default.
+    #[must_use]
+    pub fn is_fp32(&self) -> bool {
+        *self == MasterFormat::Fp32
+    }
+}
+
+impl fmt::Display for MasterFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for MasterFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<MasterFormat, String> {
+        let all = [MasterFormat::Fp32, MasterFormat::Bf16];
+        let found = all.into_iter().find(|format| format.name() == text);
+        found.ok_or_else(|| format!("expected `fp32` or `bf16`, got `{text}`"))
+    }
+}
+
 /// Updates the parameters of one bucket in place.
 ///
 /// A bucket is a range of [`Program::parameters`](crate::Program::parameters) whose master weights
@@ -212,12 +257,13 @@ impl FromStr for MomentFormat {
 /// ends at parameter boundaries is therefore one range of each of the four.
 ///
 /// Operands: the coefficients of [`AdamWCoefficients`], then for each parameter the gradient and,
-/// updated in place, master weight, first moment and second moment. Gradient and master are f32 of
-/// one shape; moments have the storage of [`MomentFormat`]. Outputs: the tensors of each entry of
-/// `copies`, in order, computed from the updated weights.
+/// updated in place, master weight, first moment and second moment. Gradient and master have one
+/// shape; the gradient is f32, the master f32 or bf16; moments have the storage of
+/// [`MomentFormat`]. Outputs: the tensors of each entry of `copies`, in order, computed from the
+/// updated weights.
 ///
-/// Moments in FP8 are rounded with random bits that follow from the number of the step, the
-/// parameter's index among those of the program and the index of the element.
+/// Moments in FP8 and masters in BF16 are rounded with random bits that follow from the number of
+/// the step, the parameter's index among those of the program and the index of the element.
 ///
 /// A skipped step changes nothing: copies and counters keep the values of the previous weights,
 /// written by an earlier call.
@@ -278,10 +324,11 @@ impl AdamW {
             let gradient = Self::LEADING_OPERANDS + parameter * Self::OPERANDS_PER_PARAMETER;
             let (master, moments) = (gradient + 1, [gradient + 2, gradient + 3]);
             let shape = &inputs[gradient].shape;
-            for index in [gradient, master] {
-                check.dtype(index, DType::F32)?;
-                check.shape(index, shape)?;
+            check.dtype(gradient, DType::F32)?;
+            if inputs[master].dtype != DType::Bf16 {
+                check.dtype(master, DType::F32)?;
             }
+            check.shape(master, shape)?;
             let Some(fixed) = shape.as_fixed() else {
                 return Err(check.error("a shape without batch or sequence", format!("{shape:?}")));
             };

@@ -47,7 +47,9 @@ mod swiglu;
 mod vocab_parallel;
 mod weight_copy;
 
-pub use adamw::{AdamW, AdamWCoefficients, GradNorm, MomentFormat, NormOfSums, SumsOfSquares};
+pub use adamw::{
+    AdamW, AdamWCoefficients, GradNorm, MasterFormat, MomentFormat, NormOfSums, SumsOfSquares,
+};
 pub use add::Add;
 pub use add_bias::AddBias;
 pub use add_positions::{

@@ -1,8 +1,9 @@
 //! Passes over a captured graph (keep_layers, documents, tensor_parallel, pipeline) and, in this
-//! order, over a differentiated graph: recompute, precision, product_errors (only of a program that
-//! measures), context_parallel, fuse, weight_gradients.
+//! order, over a differentiated graph: recompute, precision, bf16_masters (only if asked for),
+//! product_errors (only of a program that measures), context_parallel, fuse, weight_gradients.
 
 mod assign;
+mod bf16_masters;
 mod context_parallel;
 mod documents;
 mod fuse;
@@ -20,6 +21,7 @@ mod weight_gradients;
 pub use assign::{
     check_split_blocks, expert_row_alignment, quantizable_weights, weight_assignments,
 };
+pub use bf16_masters::bf16_masters;
 pub use context_parallel::context_parallel;
 pub use documents::mask_documents;
 pub use fuse::fuse;

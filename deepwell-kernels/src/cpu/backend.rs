@@ -202,6 +202,11 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn clear(&mut self, range: ByteRange) -> Result<(), KernelError> {
+        self.bytes(range)?.fill(0);
+        Ok(())
+    }
+
     fn read(&mut self, range: ByteRange, bytes: &mut [u8]) -> Result<(), KernelError> {
         let source = self.bytes(range)?;
         if source.len() != bytes.len() {

@@ -424,6 +424,10 @@ impl Backend for CudaBackend {
         Ok(self.driver.upload(target, bytes)?)
     }
 
+    fn clear(&mut self, range: ByteRange) -> Result<(), KernelError> {
+        self.clear_range(range)
+    }
+
     fn read(&mut self, range: ByteRange, bytes: &mut [u8]) -> Result<(), KernelError> {
         let source = self.address(range)?;
         self.wait_for_all()?;

@@ -31,6 +31,8 @@ macro_rules! emulated {
 
 #[path = "../../src/ops/adamw/tests/cuda.rs"]
 mod adamw;
+#[path = "../../src/ops/adamw/tests/cuda_bf16.rs"]
+mod adamw_bf16;
 #[path = "../../src/ops/adamw/tests/cuda_fp8.rs"]
 mod adamw_fp8;
 #[path = "../../src/ops/adamw/tests/cuda_quantize.rs"]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use deepwell_ir::ops::MomentFormat;
+use deepwell_ir::ops::{MasterFormat, MomentFormat};
 use deepwell_ir::{PrecisionPolicy, Recompute, TensorPrecision, Tile};
 use deepwell_precision::GemmMode;
 use serde::{Deserialize, Serialize};
@@ -38,6 +38,9 @@ pub struct OptimizerSpec {
     /// Step size of the selection biases of routers, which follow the load of experts.
     #[serde(skip_serializing_if = "is_default_rate")]
     pub selection_bias_rate: f32,
+    /// Storage of the master weights.
+    #[serde(skip_serializing_if = "MasterFormat::is_fp32")]
+    pub masters: MasterFormat,
     /// Storage of the moments of AdamW.
     #[serde(skip_serializing_if = "MomentFormat::is_fp32")]
     pub moments: MomentFormat,
@@ -67,6 +70,7 @@ impl Default for OptimizerSpec {
             eps: 1e-8,
             weight_decay: 0.1,
             selection_bias_rate: SELECTION_BIAS_RATE,
+            masters: MasterFormat::Fp32,
             moments: MomentFormat::Fp32,
             in_backward: false,
             on_host: false,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use deepwell_ir::Recompute;
-use deepwell_ir::ops::MomentFormat;
+use deepwell_ir::ops::{MasterFormat, MomentFormat};
 use deepwell_plan::OptimizerSpec;
 use deepwell_precision::Fallback;
 use deepwell_trainer::console::Console;
@@ -438,6 +438,9 @@ pub(crate) struct ParityArgs {
     /// memory; BF16 runs have fp32. With `--precision bf16` the moments are all that differs
     #[arg(long, value_name = "FORMAT", default_value_t = MomentFormat::Fp32)]
     pub(crate) moments: MomentFormat,
+    /// Storage of master weights in the runs in low precision: fp32 or bf16; BF16 runs have fp32
+    #[arg(long, value_name = "FORMAT", default_value_t = MasterFormat::Fp32)]
+    pub(crate) masters: MasterFormat,
     /// Update parameters in the backward pass in the runs in low precision
     #[arg(long)]
     pub(crate) optimizer_in_backward: bool,
@@ -543,6 +546,7 @@ pub(crate) fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStat
         micro_batch: args.micro_batch,
         recompute: args.recompute,
         optimizer: OptimizerSpec {
+            masters: args.masters,
             moments: args.moments,
             in_backward: args.optimizer_in_backward,
             ..OptimizerSpec::default()

@@ -1,12 +1,16 @@
 //! Options of the optimizer's memory.
 
 use clap::Args;
-use deepwell_ir::ops::MomentFormat;
+use deepwell_ir::ops::{MasterFormat, MomentFormat};
 use deepwell_plan::OptimizerSpec;
 
 /// Where and how the optimizer keeps its state.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct OptimizerArgs {
+    /// Storage of master weights: fp32, or bf16, half of the memory: matrices are rounded
+    /// stochastically by each update [default: fp32]
+    #[arg(long, value_name = "FORMAT")]
+    pub(crate) masters: Option<MasterFormat>,
     /// Storage of AdamW's moments: fp32, or fp8, a quarter of the memory [default: fp32]
     #[arg(long, value_name = "FORMAT")]
     pub(crate) moments: Option<MomentFormat>,
@@ -24,6 +28,7 @@ impl OptimizerArgs {
     /// The optimizer of the flags.
     pub(crate) fn spec(&self) -> OptimizerSpec {
         OptimizerSpec {
+            masters: self.masters.unwrap_or_default(),
             moments: self.moments.unwrap_or_default(),
             in_backward: self.optimizer_in_backward,
             on_host: self.optimizer_on_host,
@@ -33,10 +38,11 @@ impl OptimizerArgs {
 
     /// The given flags, by the name of their setting.
     pub(crate) fn given(&self) -> Vec<(&'static str, serde_json::Value)> {
+        let masters = self.masters.map(|masters| ("optimizer.masters", masters.name().into()));
         let moments = self.moments.map(|moments| ("optimizer.moments", moments.name().into()));
         let in_backward =
             self.optimizer_in_backward.then(|| ("optimizer.in_backward", true.into()));
         let on_host = self.optimizer_on_host.then(|| ("optimizer.on_host", true.into()));
-        [moments, in_backward, on_host].into_iter().flatten().collect()
+        [masters, moments, in_backward, on_host].into_iter().flatten().collect()
     }
 }

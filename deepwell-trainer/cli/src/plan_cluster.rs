@@ -253,6 +253,12 @@ fn request(
             bail!("{option}: expected at least 1, got 0");
         }
     }
+    if planning.optimizer.masters.is_some_and(|masters| !masters.is_fp32()) {
+        bail!(
+            "--masters: expected fp32 for a cluster, got bf16\n\
+             hint: plan one machine (`--device cuda`), where ZeRO does not shard the masters"
+        );
+    }
     let batch = planning.batch.unwrap_or((STEP_TOKENS / seq).max(1));
     let counts = gpu_counts(args, &mut machines)?;
     let [fp8, nvfp4] = quantized_units(planning, &machines)?;

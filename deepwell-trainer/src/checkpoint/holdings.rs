@@ -12,6 +12,7 @@ use deepwell_ir::{
 };
 use deepwell_plan::Parallel;
 use deepwell_precision::{moments, scale_tiles};
+use half::bf16;
 
 use crate::TrainError;
 use crate::engine::{Moment, is_gathered, part, slice_of};
@@ -43,6 +44,8 @@ enum Stored {
     /// Blocks of a moment in eight bits, which is FP32 in a file. The rectangle begins at an
     /// element of the first block.
     Blocks { moment: moments::Moment, begin: usize },
+    /// A master in BF16, which is FP32 in a file.
+    Bf16,
 }
 
 impl Holding {
@@ -55,7 +58,7 @@ impl Holding {
     pub(super) fn file_bytes(&self) -> usize {
         match self.stored {
             Stored::AsInFile | Stored::ScaleTiles => self.range.bytes,
-            Stored::Blocks { .. } => self.region.elements() * size_of::<f32>(),
+            Stored::Blocks { .. } | Stored::Bf16 => self.region.elements() * size_of::<f32>(),
         }
     }
 
@@ -66,6 +69,11 @@ impl Holding {
                 let values = decoded(data, moment);
                 let values = &values[begin..begin + self.region.elements()];
                 Ok(Cow::Owned(cast_slice(values).to_vec()))
+            }
+            (Stored::Bf16, _) => {
+                let narrow: Vec<bf16> = pod_collect_to_vec(data);
+                let wide: Vec<f32> = narrow.into_iter().map(bf16::to_f32).collect();
+                Ok(Cow::Owned(cast_slice(&wide).to_vec()))
             }
             (Stored::ScaleTiles, &[rows, blocks]) => {
                 let mut plain = vec![0; rows * blocks];
@@ -83,8 +91,14 @@ impl Holding {
         file: &'a [u8],
         before: impl FnOnce(&mut [u8]) -> Result<(), TrainError>,
     ) -> Result<Cow<'a, [u8]>, TrainError> {
-        let Stored::Blocks { moment, begin } = self.stored else {
-            return Ok(Cow::Borrowed(file));
+        let (moment, begin) = match self.stored {
+            Stored::Blocks { moment, begin } => (moment, begin),
+            Stored::Bf16 => {
+                let wide: Vec<f32> = pod_collect_to_vec(file);
+                let narrow: Vec<bf16> = wide.into_iter().map(bf16::from_f32).collect();
+                return Ok(Cow::Owned(cast_slice(&narrow).to_vec()));
+            }
+            Stored::AsInFile | Stored::ScaleTiles => return Ok(Cow::Borrowed(file)),
         };
         let mut bytes = vec![0; self.range.bytes];
         before(&mut bytes)?;
@@ -121,6 +135,7 @@ fn place_of(value: &IrValue, section: Section, elements: Range<usize>) -> (ByteR
             let begin = elements.start % moments::BLOCK;
             (units, moments::BLOCK_BYTES, Stored::Blocks { moment, begin })
         }
+        DType::Bf16 if section == Section::Master => (elements, size_of::<bf16>(), Stored::Bf16),
         _ => (elements, size_of::<f32>(), Stored::AsInFile),
     };
     let offset = value.range.offset + units.start * bytes_each;

@@ -1,7 +1,9 @@
 //! The engine: programs, the backend and the state between steps.
 
+use std::sync::mpsc;
+
 use bytemuck::{cast_slice, cast_slice_mut};
-use deepwell_ir::{Graph, MemoryKind, Phase, PrecisionPolicy, Program, ValueId};
+use deepwell_ir::{Graph, Init, MemoryKind, Phase, PrecisionPolicy, Program, ValueId};
 use deepwell_kernels::{CallTime, Executor, KernelError, LoadedProgram, Observer};
 use deepwell_plan::{DryRun, Plan, PrecisionFallback, lower_evaluation, lower_within};
 use deepwell_precision::Format;
@@ -171,16 +173,34 @@ impl Engine {
     /// [`Engine::initialize`] without the copies, and so without collectives.
     pub(crate) fn initialize_masters(&mut self, seed: u64) -> Result<(), TrainError> {
         let inits = init::initial_values(&self.graph);
-        let mut buffer: Vec<f32> = Vec::new();
-        for index in 0..self.program().parameters.len() {
-            let state = self.program().parameters[index].clone();
-            // A program has the parameters of its graph; a pipeline stage has some of them.
-            let Some(&init) = inits.get(&state.name) else { continue };
-            buffer.clear();
-            buffer.resize(self.program().whole_shape(&state).iter().product(), 0.0);
-            init::fill(init, seed, &state.name, &mut buffer);
-            self.write_part(state.master, cast_slice(&buffer))?;
-        }
+        let program = self.program();
+        // A program has the parameters of its graph; a pipeline stage has some of them.
+        let initialized = program.parameters.iter().filter_map(|state| {
+            let elements = program.whole_shape(state).iter().product();
+            Some((state.master, state.name.clone(), *inits.get(&state.name)?, elements))
+        });
+        let initialized: Vec<(ValueId, String, Init, usize)> = initialized.collect();
+        // One thread computes a parameter while this thread writes the parameter before.
+        std::thread::scope(|scope| {
+            let (filled, masters) = mpsc::sync_channel::<(ValueId, Vec<f32>)>(1);
+            let (written, buffers) = mpsc::channel::<Vec<f32>>();
+            scope.spawn(move || {
+                for (master, name, init, elements) in initialized {
+                    let mut buffer = buffers.try_recv().unwrap_or_default();
+                    buffer.resize(elements, 0.0);
+                    init::fill(init, seed, &name, &mut buffer);
+                    if filled.send((master, buffer)).is_err() {
+                        return;
+                    }
+                }
+            });
+            for (master, buffer) in masters {
+                self.write_part(master, cast_slice(&buffer))?;
+                // Nobody waits for a buffer after the last parameter.
+                let _ = written.send(buffer);
+            }
+            Ok::<(), TrainError>(())
+        })?;
         self.clear_moments()?;
         self.rounding_seed = seed;
         self.set_last_norm(UNKNOWN_NORM)?;
@@ -191,7 +211,7 @@ impl Engine {
     /// start of a run that differs from the unperturbed run only by chaos.
     ///
     /// # Errors
-    /// The backend fails.
+    /// Masters in BF16, where the last bit is no small change; the backend fails.
     pub fn perturb_weights(&mut self, seed: u64) -> Result<(), TrainError> {
         self.perturb_masters(seed)?;
         self.refresh_weight_copies()
@@ -199,6 +219,14 @@ impl Engine {
 
     /// [`Engine::perturb_weights`] without the copies.
     pub(crate) fn perturb_masters(&mut self, seed: u64) -> Result<(), TrainError> {
+        if !self.plan.optimizer.masters.is_fp32() {
+            return Err(TrainError::Setting {
+                setting: "perturbed weights",
+                expected: "master weights in FP32".to_string(),
+                got: format!("masters in {}", self.plan.optimizer.masters),
+                hint: Some("compare runs of several seeds instead".to_string()),
+            });
+        }
         let mut buffer: Vec<f32> = Vec::new();
         for index in 0..self.program().parameters.len() {
             let state = self.program().parameters[index].clone();

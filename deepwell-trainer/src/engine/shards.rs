@@ -9,7 +9,9 @@
 use std::ops::Range;
 
 use bytemuck::{cast_slice, cast_slice_mut, pod_collect_to_vec};
-use deepwell_ir::{ByteRange, ParameterState, Shard, ValueId};
+use deepwell_ir::{ByteRange, DType, ParameterState, Shard, ValueId};
+use half::bf16;
+use rayon::prelude::*;
 
 use super::Engine;
 use super::slices::{Moment, is_gathered, part, slice_of};
@@ -56,8 +58,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes zeros to this rank's moments, whole ones and slices. Bytes of zeros are zeros in
-    /// every format.
+    /// Writes zeros to this rank's moments, whole ones and slices.
     pub(crate) fn clear_moments(&mut self) -> Result<(), TrainError> {
         let program = self.program();
         let of_state = |state: &ParameterState| [state.first_moment, state.second_moment];
@@ -65,8 +66,7 @@ impl Engine {
         let slices =
             program.shards.iter().flat_map(|shard| Moment::ALL.map(|it| it.slice_of(shard)));
         for moment in whole.chain(slices).collect::<Vec<ValueId>>() {
-            let zeros = vec![0u8; self.program().value(moment).range.bytes];
-            self.write_value(moment, &zeros)?;
+            self.executor.clear(self.training.program(), moment)?;
         }
         Ok(())
     }
@@ -146,7 +146,7 @@ impl Engine {
         };
         let state = program.parameters.iter().find(is_of);
         let Some((split, state)) = state.and_then(|state| Some((state.split?, state))) else {
-            return self.write_value(id, whole);
+            return self.write_stored(id, whole);
         };
         let expected = program.whole_shape(state).iter().product::<usize>() * size_of::<f32>();
         if whole.len() != expected {
@@ -159,7 +159,19 @@ impl Engine {
         }
         let whole: Vec<f32> = pod_collect_to_vec(whole);
         let slice = split.extract(&whole, &program.value(id).shape);
-        self.write_value(id, cast_slice(&slice))
+        self.write_stored(id, cast_slice(&slice))
+    }
+
+    /// Writes a value from bytes of FP32, which a master in BF16 rounds to nearest.
+    fn write_stored(&mut self, id: ValueId, bytes: &[u8]) -> Result<(), TrainError> {
+        let value = self.program().value(id);
+        let expected = value.elements() * size_of::<f32>();
+        if value.dtype != DType::Bf16 || bytes.len() != expected {
+            return self.write_value(id, bytes);
+        }
+        let values: Vec<f32> = pod_collect_to_vec(bytes);
+        let rounded: Vec<bf16> = values.into_par_iter().map(bf16::from_f32).collect();
+        self.write_value(id, cast_slice(&rounded))
     }
 }
 

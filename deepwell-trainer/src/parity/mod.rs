@@ -31,7 +31,7 @@ pub(crate) use seed_runs::SeedRuns;
 pub use statistics::{Estimate, KnownDeviation};
 pub use verdict::{Check, CheckStatus, GAP_TOLERANCE_REL, Verdict};
 
-use deepwell_ir::ops::MomentFormat;
+use deepwell_ir::ops::{MasterFormat, MomentFormat};
 use deepwell_plan::OptimizerSpec;
 use runs::{FinishedRun, train_in_child};
 use verdict::{Judgement, Pair, Question, judge};
@@ -160,6 +160,7 @@ fn train_until(
             fallback: None,
             audit: false,
             optimizer: OptimizerSpec {
+                masters: MasterFormat::Fp32,
                 moments: MomentFormat::Fp32,
                 in_backward: false,
                 ..low_precision.optimizer.clone()

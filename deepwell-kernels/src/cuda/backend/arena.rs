@@ -2,6 +2,7 @@
 
 use deepwell_ir::ByteRange;
 
+use super::CudaBackend;
 use crate::KernelError;
 use crate::runtime::cuda::driver::{DevicePtr, Driver, DriverError};
 use crate::runtime::cuda::prepare::ArenaAddress;
@@ -56,9 +57,36 @@ impl Arena {
         (range.end() <= self.bytes).then(|| self.address.at(range.offset))
     }
 
+    /// Whether a range begins in host memory.
+    fn is_on_host(&self, range: ByteRange) -> bool {
+        range.offset < self.bytes - self.device.map_or(self.bytes, |(_, bytes)| bytes)
+    }
+
     /// Frees the allocations.
     pub(super) fn free(self, driver: &mut dyn Driver) -> Result<(), DriverError> {
         let device = self.device.map(|(pointer, _)| pointer);
         device.into_iter().chain(self.host).try_for_each(|pointer| driver.free(pointer))
+    }
+}
+
+/// Bytes of zeros that a copy writes at a time.
+const ZEROS: usize = 64 << 20;
+
+impl CudaBackend {
+    /// Writes zeros into a range, once all earlier work has ended. The device fills its own memory;
+    /// the driver writes memory of the host.
+    pub(super) fn clear_range(&mut self, range: ByteRange) -> Result<(), KernelError> {
+        let target = self.address(range)?;
+        self.wait_for_all()?;
+        if !self.arena.is_some_and(|arena| arena.is_on_host(range)) {
+            self.driver.fill(target, 0, range.bytes, self.compute)?;
+            return Ok(self.wait_for_all()?);
+        }
+        let zeros = vec![0; range.bytes.min(ZEROS)];
+        for begin in (0..range.bytes).step_by(ZEROS) {
+            let bytes = &zeros[..(range.bytes - begin).min(ZEROS)];
+            self.driver.upload(target.offset(begin), bytes)?;
+        }
+        Ok(())
     }
 }

@@ -5,11 +5,12 @@
 //! `eps` is added after the bias correction), with the clip factor of
 //! `torch.nn.utils.clip_grad_norm_`.
 
-use deepwell_ir::Op;
 use deepwell_ir::ops::{AdamW, AdamWCoefficients, MomentFormat};
+use deepwell_ir::{DType, Op};
 use rayon::prelude::*;
 
-use super::fp8;
+use super::bf16::MomentsMut;
+use super::{bf16, fp8};
 use crate::KernelError;
 use crate::runtime::cpu::arena::{In, Out};
 use crate::runtime::cpu::operands::{Operands, Run};
@@ -254,9 +255,24 @@ struct Parameter {
     /// Among the parameters of the program.
     index: usize,
     gradient: In<f32>,
-    master: Out<f32>,
+    master: Master,
     moments: Moments,
     weight_decay: f64,
+}
+
+/// Master weights.
+enum Master {
+    Fp32(Out<f32>),
+    Bf16(Out<half::bf16>),
+}
+
+impl Master {
+    fn of(operands: &Operands<'_>, index: usize) -> Result<Master, KernelError> {
+        Ok(match operands.dtype(index) {
+            DType::Bf16 => Master::Bf16(operands.target(index)?),
+            _ => Master::Fp32(operands.target(index)?),
+        })
+    }
 }
 
 /// First and second moment.
@@ -302,7 +318,7 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
             Ok(Parameter {
                 index: op.parameters.start + index,
                 gradient: operands.input(at)?,
-                master: operands.target(at + 1)?,
+                master: Master::of(operands, at + 1)?,
                 moments: Moments::of(operands, at + 2, op.moments)?,
                 weight_decay: f64::from(weight_decay),
             })
@@ -316,18 +332,30 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
             return Ok(());
         }
         for parameter in &parameters {
-            let (param, grad) = (parameter.master.of(arena), parameter.gradient.of(arena));
-            let weight_decay = parameter.weight_decay;
-            match &parameter.moments {
-                Moments::Fp32([first, second]) => {
+            let grad = parameter.gradient.of(arena);
+            let (index, weight_decay) = (parameter.index, parameter.weight_decay);
+            let decay = coefficients.decay(weight_decay);
+            match (&parameter.master, &parameter.moments) {
+                (Master::Fp32(master), Moments::Fp32([first, second])) => {
                     let (m, v) = (first.of(arena), second.of(arena));
+                    let param = master.of(arena);
                     let mut tensor = AdamwTensor { param, grad, m, v, weight_decay };
                     apply(&mut tensor, coefficients);
                 }
-                Moments::Fp8([first, second]) => {
+                (Master::Fp32(master), Moments::Fp8([first, second])) => {
                     let moments = [first.of(arena), second.of(arena)];
-                    let decay = coefficients.decay(weight_decay);
-                    fp8::apply(param, grad, moments, parameter.index, decay, coefficients);
+                    fp8::apply(master.of(arena), grad, moments, index, decay, coefficients);
+                }
+                (Master::Bf16(master), moments) => {
+                    let moments = match moments {
+                        Moments::Fp32(both) => {
+                            MomentsMut::Fp32(both.each_ref().map(|it| it.of(arena)))
+                        }
+                        Moments::Fp8(both) => {
+                            MomentsMut::Fp8(both.each_ref().map(|it| it.of(arena)))
+                        }
+                    };
+                    bf16::apply(master.of(arena), grad, moments, index, decay, coefficients);
                 }
             }
         }

@@ -36,15 +36,17 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::AdamW(op) = request.op else { return None };
     let mut has_copy = vec![false; op.weight_decay.len()];
     op.copies.iter().find_map(|copy| {
+        let master = request.operands.get(AdamW::master(copy.parameter))?;
+        if master.dtype == DType::Bf16 {
+            return Some("writes no copies of BF16 weights".to_string());
+        }
         if std::mem::replace(has_copy.get_mut(copy.parameter)?, true) {
             return Some("writes one copy of a weight, not several".to_string());
         }
         match &copy.kind {
             CopyKind::Cast(Cast { to: DType::Bf16 }) => None,
             CopyKind::Cast(Cast { to }) => Some(format!("writes copies in bf16, not {to}")),
-            CopyKind::Quantize(quantize) => {
-                squares::reject(quantize, request.operands.get(AdamW::master(copy.parameter))?)
-            }
+            CopyKind::Quantize(quantize) => squares::reject(quantize, master),
         }
     })
 }
@@ -58,7 +60,10 @@ pub(super) fn parameter_operands(
 ) -> Result<(Vec<u64>, usize), KernelError> {
     let gradient = AdamW::LEADING_OPERANDS + parameter * AdamW::OPERANDS_PER_PARAMETER;
     let (address, elements) = f32_operand(call, gradient)?;
-    let (master, other) = f32_operand(call, gradient + 1)?;
+    let (master, other) = match call.operand(gradient + 1) {
+        master if master.dtype == DType::Bf16 => (master.pointer.0, master.elements()),
+        _ => f32_operand(call, gradient + 1)?,
+    };
     if other != elements {
         return Err(call.refuse(format!(
             "parameter {parameter}: expected {elements} elements as in its gradient, got {other}"
@@ -81,31 +86,65 @@ pub(super) fn parameter_operands(
     Ok((addresses, elements))
 }
 
-/// Splits the parameters into the table
-/// `{gradient, master, first moment, second moment, copy, elements, first chunk, decay and index}`
-/// of those that are not quantized, and the quantized ones.
-fn tables(
+/// The parameters of an update, by the kernel that updates them.
+struct Tables {
+    /// Tables `{gradient, master, first moment, second moment, copy, elements, first chunk, decay
+    /// and index}`, for masters in FP32 and in BF16.
+    lists: [TensorList; 2],
+    /// Parameters that are quantized with the update.
+    squares: Squares,
+}
+
+impl Tables {
+    fn of(call: &CallView<'_>, device: &mut Device<'_>, op: &AdamW) -> Result<Tables, KernelError> {
+        let mut copies: Vec<Option<(&CopyKind, usize)>> = vec![None; op.weight_decay.len()];
+        for (copy, outputs) in op.copies_with_outputs() {
+            copies[copy.parameter] = Some((&copy.kind, op.input_count() + outputs.start));
+        }
+        let lists = [CHUNK_ELEMENTS; 2].map(TensorList::new);
+        let mut tables = Tables { lists, squares: Squares::default() };
+        for (parameter, (&decay, copy)) in op.weight_decay.iter().zip(copies).enumerate() {
+            if let Some((CopyKind::Quantize(quantize), first)) = copy {
+                tables.squares.push(call, device, op, parameter, (quantize, first))?;
+                continue;
+            }
+            let (mut addresses, elements) = parameter_operands(call, parameter, op.moments)?;
+            addresses.push(copy.map_or(0, |(_, output)| call.operand(output).pointer.0));
+            let index = (op.parameters.start + parameter) as u64;
+            let is_bf16 = call.operand(AdamW::master(parameter)).dtype == DType::Bf16;
+            let last = [index << 32 | u64::from(decay.to_bits())];
+            tables.lists[usize::from(is_bf16)].push(&addresses, elements, &last);
+        }
+        Ok(tables)
+    }
+}
+
+/// The launch that updates the parameters of a table; none without parameters.
+fn list_step(
     call: &CallView<'_>,
     device: &mut Device<'_>,
-    op: &AdamW,
-) -> Result<(TensorList, Squares), KernelError> {
-    let mut copies: Vec<Option<(&CopyKind, usize)>> = vec![None; op.weight_decay.len()];
-    for (copy, outputs) in op.copies_with_outputs() {
-        copies[copy.parameter] = Some((&copy.kind, op.input_count() + outputs.start));
+    list: &TensorList,
+    (file, kernel): (&'static str, &'static str),
+    coefficients: Argument,
+) -> Result<Option<Step>, KernelError> {
+    if list.chunks() == 0 {
+        return Ok(None);
     }
-    let mut list = TensorList::new(CHUNK_ELEMENTS);
-    let mut squares = Squares::default();
-    for (parameter, (&decay, copy)) in op.weight_decay.iter().zip(copies).enumerate() {
-        if let Some((CopyKind::Quantize(quantize), first)) = copy {
-            squares.push(call, device, op, parameter, (quantize, first))?;
-            continue;
-        }
-        let (mut addresses, elements) = parameter_operands(call, parameter, op.moments)?;
-        addresses.push(copy.map_or(0, |(_, output)| call.operand(output).pointer.0));
-        let index = (op.parameters.start + parameter) as u64;
-        list.push(&addresses, elements, &[index << 32 | u64::from(decay.to_bits())]);
-    }
-    Ok((list, squares))
+    let ctas = u32::try_from(list.chunks()).ok().filter(|&ctas| ctas <= i32::MAX as u32);
+    let Some(ctas) = ctas else {
+        return Err(call.refuse(format!(
+            "expected at most {} parameters, got {} chunks of {CHUNK_ELEMENTS}",
+            i32::MAX as usize * CHUNK_ELEMENTS,
+            list.chunks()
+        )));
+    };
+    let function = device.function(file, kernel, 0)?;
+    let arguments = vec![
+        Argument::Pointer(device.constant(list.bytes())?),
+        Argument::U32(list.tensors() as u32),
+        coefficients,
+    ];
+    Ok(Some(Device::launch(function, ctas, THREADS, 0, arguments)))
 }
 
 /// An operand of exactly `count` elements.
@@ -150,31 +189,17 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse("expected an AdamW update"));
     };
     let coefficients = || small_operand(call, 0, AdamWCoefficients::COUNT);
-    if single::serves(op) {
+    if single::serves(op) && call.operand(AdamW::master(0)).dtype == DType::F32 {
         return single::steps(call, device, op, coefficients()?);
     }
-    let (list, squares) = tables(call, device, op)?;
-    let mut steps = Vec::with_capacity(2);
-    if list.chunks() > 0 {
-        let ctas = u32::try_from(list.chunks()).ok().filter(|&ctas| ctas <= i32::MAX as u32);
-        let Some(ctas) = ctas else {
-            return Err(call.refuse(format!(
-                "expected at most {} parameters, got {} chunks of {CHUNK_ELEMENTS}",
-                i32::MAX as usize * CHUNK_ELEMENTS,
-                list.chunks()
-            )));
-        };
-        let name = match op.moments {
-            MomentFormat::Fp32 => "adamw",
-            MomentFormat::Fp8 => "adamw_fp8",
-        };
-        let function = device.function(name, name, 0)?;
-        let arguments = vec![
-            Argument::Pointer(device.constant(list.bytes())?),
-            Argument::U32(list.tensors() as u32),
-            coefficients()?,
-        ];
-        steps.push(Device::launch(function, ctas, THREADS, 0, arguments));
+    let Tables { lists, squares } = Tables::of(call, device, op)?;
+    let kernels = match op.moments {
+        MomentFormat::Fp32 => [("adamw", "adamw"), ("adamw_bf16", "adamw_bf16")],
+        MomentFormat::Fp8 => [("adamw_fp8", "adamw_fp8"), ("adamw_bf16", "adamw_bf16_fp8")],
+    };
+    let mut steps = Vec::with_capacity(3);
+    for (list, kernel) in lists.iter().zip(kernels) {
+        steps.extend(list_step(call, device, list, kernel, coefficients()?)?);
     }
     steps.extend(squares.step(call, device, op.moments, coefficients()?)?);
     Ok(steps)

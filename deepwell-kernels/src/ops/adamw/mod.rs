@@ -1,6 +1,7 @@
 //! The optimizer step: AdamW coefficients, and the update of a bucket including copies of its
 //! weights.
 
+pub mod bf16;
 pub mod cpu;
 mod cuda;
 pub mod fp8;

@@ -140,7 +140,8 @@ fn update_s(rank: &RankContext<'_>, node: &Node, kinds: &[CopyKind]) -> Result<f
     let moments = rank.plan.optimizer.moments;
     let (dtype, shape) = moments.stored(&weight.shape);
     let moment = OperandType { dtype, shape };
-    let mut operands = vec![coefficients, weight.clone(), weight.clone(), moment.clone(), moment];
+    let gradient = OperandType { dtype: DType::F32, shape: weight.shape.clone() };
+    let mut operands = vec![coefficients, gradient, weight.clone(), moment.clone(), moment];
     let input_count = operands.len();
     for copy in &copies {
         // Copies without a valid request have no kernel.

@@ -10,6 +10,7 @@ use deepwell_precision::{QuantFormat, Role};
 
 use super::context;
 use super::lowering::Lowering;
+use super::masters::with_masters;
 use super::rank::RankContext;
 use super::rank_graph::fuse_for;
 use super::rank_graph::part_of_layers;
@@ -41,6 +42,7 @@ pub fn lower_evaluation(
     let (cut, pipeline) = stage::cut(&own, plan, target)?;
     let slices = slices(&splits, target);
     let (quantized, precision) = apply_precision_of_rank(&cut, &plan.policy, &serves, slices)?;
+    let quantized = with_masters(quantized, plan)?;
     let quantized = context::part_of_sequences(Cow::Owned(quantized), plan, target)?;
     let quantized = part_of_rank(quantized, pipeline.as_ref())?;
     let graph = fuse_for(&quantized, plan, catalog, target)?;

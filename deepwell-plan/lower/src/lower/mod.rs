@@ -11,6 +11,7 @@ mod flops;
 mod handover;
 mod inference;
 mod lowering;
+mod masters;
 mod offload;
 mod optimizer;
 mod overlap_collectives;

@@ -33,11 +33,11 @@ impl Parameters {
         self.states[index].split.is_some_and(|split| split.over == SplitOver::Expert)
     }
 
-    /// Adds the FP32 masters, without moments and gradients.
+    /// Adds the masters, without moments and gradients.
     pub(super) fn add_masters(&mut self, rank: &RankContext<'_>, build: &mut ProgramBuilder<'_>) {
         for (id, tensor) in rank.graph.parameters() {
             let (name, shape) = (tensor.name.clone(), tensor.shape.bind(&rank.binding));
-            let master = build.add(name.clone(), DType::F32, shape, MemoryKind::Optimizer);
+            let master = build.add(name.clone(), tensor.dtype, shape, MemoryKind::Optimizer);
             build.store(id, master);
             self.states.push(ParameterState {
                 name,
@@ -59,15 +59,16 @@ impl Parameters {
             .parameters()
             .map(|(id, tensor)| (id, tensor.name.clone(), tensor.shape.bind(&rank.binding)))
             .collect();
+        let stored_as = |id: TensorId| graph.tensor(id).dtype;
         let mut columns = [Vec::new(), Vec::new(), Vec::new()];
         for (column, prefix) in ["", "moment1.", "moment2."].iter().enumerate() {
-            for (index, (_, name, shape)) in parameters.iter().enumerate() {
+            for (index, (id, name, shape)) in parameters.iter().enumerate() {
                 // Parameters not updated by AdamW have no moments.
                 let is_there = column == 0 || !self.is_counted[index];
                 columns[column].push(is_there.then(|| {
                     let name = format!("{prefix}{name}");
                     let (dtype, shape) = match column {
-                        0 => (DType::F32, shape.clone()),
+                        0 => (stored_as(*id), shape.clone()),
                         _ => rank.plan.optimizer.moments.stored(shape),
                     };
                     build.add(name, dtype, shape, MemoryKind::Optimizer)
@@ -115,9 +116,9 @@ impl Parameters {
         let mut add = |prefix: &str, (dtype, shape): (DType, Vec<usize>), memory| {
             build.add(format!("{prefix}{name}"), dtype, shape, memory)
         };
-        let whole = || (DType::F32, shape.clone());
-        let master = add("", whole(), MemoryKind::Optimizer);
-        let gradient = counts.map(|_| add("grad.", whole(), MemoryKind::Gradients));
+        let master = add("", (tensor.dtype, shape.clone()), MemoryKind::Optimizer);
+        let gradient =
+            counts.map(|_| add("grad.", (DType::F32, shape.clone()), MemoryKind::Gradients));
         let stored = rank.plan.optimizer.moments.stored(&shape);
         let [first_moment, second_moment] = ["moment1.", "moment2."].map(|prefix| {
             counts.is_none().then(|| add(prefix, stored.clone(), MemoryKind::Optimizer))

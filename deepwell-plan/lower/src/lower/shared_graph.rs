@@ -21,6 +21,7 @@ use super::context;
 use super::handover::receive_first_and_send_last;
 use super::lowering::Counted;
 use super::lowering::Lowering;
+use super::masters::with_masters;
 use super::overlap_collectives;
 use super::rank::RankContext;
 use super::rank_graph::check_ranks;
@@ -122,6 +123,7 @@ impl<'a> SharedGraph<'a> {
         let slices = slices(&differentiated.splits, target);
         let (quantized, precision) =
             apply_precision_of_rank(&differentiated.graph, &plan.policy, &serves, slices)?;
+        let quantized = with_masters(quantized, plan)?;
         let quantized = match plan.measures_products {
             true => measure_products(&quantized)?,
             false => quantized,
