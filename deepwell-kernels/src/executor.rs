@@ -318,7 +318,7 @@ impl Executor {
         self.backend.write(program.value(id).range, bytes)
     }
 
-    /// Writes zeros into a value: its bytes, which are zeros in every format.
+    /// Writes zeros into a value. Bytes of zeros are zeros in every format.
     ///
     /// # Errors
     /// As [`Backend::clear`].

@@ -33,7 +33,7 @@ fn state(len: usize, seed: u64, moments: MomentFormat) -> [HostTensor; 4] {
     ]
 }
 
-fn words<T: bytemuck::AnyBitPattern>(tensor: &HostTensor) -> Vec<T> {
+fn words<T: bytemuck::Pod>(tensor: &HostTensor) -> Vec<T> {
     bytemuck::pod_collect_to_vec(&tensor.bytes)
 }
 
