@@ -174,6 +174,15 @@ class _Attention(torch.autograd.Function):
         return dq, dk, dv, None if sinks is None else dsinks, None, None, None, None
 
 
+def _heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether memory has the tokens of one head together, in q, k and v of equally many heads."""
+
+    def is_heads_first(t: torch.Tensor) -> bool:
+        return not t.is_contiguous() and t.transpose(1, 2).is_contiguous()
+
+    return q.shape[2] == k.shape[2] and all(is_heads_first(t) for t in (q, k, v))
+
+
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -191,6 +200,9 @@ def attention(
     one score per head in the softmax. ``documents`` ``[batch, seq, 2]`` (INT32) is the begin and
     the end of the keys of each token's document. Heads without a kernel for the forward pass, or
     for the gradients that the call will need, raise :class:`UnsupportedError`.
+
+    Views of contiguous ``[batch, heads, seq, head_dim]`` are not copied if q, k and v have equally
+    many heads, and sinks and documents are absent: each head is then a sequence of its own.
     """
     q, k, v = _autocast(q, k, v)
     keeps = _keeps(q, k, v, *(() if sinks is None else (sinks,)))
@@ -201,6 +213,14 @@ def attention(
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     sinks = None if sinks is None else sinks.float()
     settings = (scale, bool(causal), int(window))
-    if not keeps:
-        return ops.attention(q, k, v, sinks, documents, *settings)[0]
-    return _Attention.apply(q, k, v, sinks, documents, *settings)
+    attend = _Attention.apply if keeps else _attention_without_gradients
+    if sinks is None and documents is None and _heads_first(q, k, v):
+        batch, seq, heads, head_dim = q.shape
+        rows = (t.transpose(1, 2).reshape(batch * heads, seq, 1, head_dim) for t in (q, k, v))
+        o = attend(*rows, None, None, *settings)
+        return o.view(batch, heads, seq, head_dim).transpose(1, 2)
+    return attend(q, k, v, sinks, documents, *settings)
+
+
+def _attention_without_gradients(*operands) -> torch.Tensor:
+    return ops.attention(*operands)[0]
