@@ -23,9 +23,11 @@ use deepwell_trainer::{
 };
 use serde::Serialize;
 
+use crate::bytes;
 use crate::degrees::Degrees;
 use crate::optimizer_args::OptimizerArgs;
 use crate::output::print_json;
+use crate::router_args::RouterArgs;
 
 /// Default number of pairs of runs of `deepwell parity`.
 const SEEDS: u64 = 4;
@@ -103,6 +105,11 @@ pub(crate) struct TrainArgs {
     /// (whole layers) [default: chosen by the planner]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
+    /// Memory of each device that the planner may use, such as 78GiB [default: 98 % of the free
+    /// memory]
+    #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
+    #[serde(rename = "memory_limit_bytes")]
+    pub(crate) memory_limit: Option<u64>,
     #[command(flatten)]
     #[serde(skip)]
     pub(crate) optimizer: OptimizerArgs,
@@ -117,19 +124,9 @@ pub(crate) struct TrainArgs {
     /// 100, at most a third of the steps]
     #[arg(long, value_name = "STEPS")]
     pub(crate) warmup_steps: Option<u64>,
-    /// Coefficient of the load-balancing loss of each router [default: 0]
-    #[arg(long, value_name = "COEFFICIENT")]
+    #[command(flatten)]
     #[serde(skip)]
-    pub(crate) router_balance: Option<f64>,
-    /// Coefficient of the z-loss of each router [default: 0]
-    #[arg(long, value_name = "COEFFICIENT")]
-    #[serde(skip)]
-    pub(crate) router_z: Option<f64>,
-    /// Expert capacity as a multiple of an even share; excess tokens are dropped [default:
-    /// unlimited]
-    #[arg(long, value_name = "FACTOR")]
-    #[serde(skip)]
-    pub(crate) capacity_factor: Option<f64>,
+    pub(crate) router: RouterArgs,
     /// Seed of initial weights and data order [default: 0]
     #[arg(long)]
     pub(crate) seed: Option<u64>,
@@ -261,20 +258,13 @@ impl TrainArgs {
             flags.set("device", device);
             flags.set("ranks", ranks);
         }
-        let router = [
-            ("router.balance", self.router_balance),
-            ("router.z", self.router_z),
-            ("router.capacity_factor", self.capacity_factor),
-        ];
         for (name, value) in self.optimizer.given() {
             flags.set(name, &value);
         }
-        let degrees = &self.degrees;
-        for (name, value) in router {
-            if let Some(value) = value {
-                flags.set(name, &value);
-            }
+        for (name, value) in self.router.given() {
+            flags.set(name, &value);
         }
+        let degrees = &self.degrees;
         for (name, value) in [
             ("tensor", degrees.tp),
             ("context", degrees.cp),
@@ -302,10 +292,7 @@ impl TrainArgs {
     /// Checks the flags that could be infinite or NaN: a layer of settings has no such number.
     fn check_numbers(&self) -> Result<(), TrainError> {
         let mut settings = Settings { learning_rate: self.learning_rate, ..Settings::default() };
-        let router = &mut settings.router;
-        router.balance = self.router_balance.unwrap_or(router.balance);
-        router.z = self.router_z.unwrap_or(router.z);
-        router.capacity_factor = self.capacity_factor.or(router.capacity_factor);
+        self.router.set_in(&mut settings.router);
         settings.check_values()
     }
 

@@ -36,6 +36,7 @@ mod quantize;
 mod recipe;
 mod replan;
 mod report;
+mod router_args;
 mod score;
 mod serve;
 mod tokenizer;

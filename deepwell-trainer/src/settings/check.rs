@@ -135,6 +135,7 @@ fn counts(settings: &Settings) -> Vec<Row> {
             Some("`--rank-timeout 600` ends a run ten minutes after a rank is stuck"),
         ),
         ("micro_batch", settings.micro_batch.and_then(size), BeAtLeastOne, None),
+        ("memory_limit_bytes", settings.memory_limit_bytes.and_then(count), BeAtLeastOne, None),
         ("keep_last", size(settings.keep_last), BeAtLeastOne, None),
         ("eval_tokens", count(settings.eval_tokens), BeAtLeastOne, None),
         (

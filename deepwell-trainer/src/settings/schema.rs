@@ -123,6 +123,9 @@ pub struct Settings {
     pub micro_batch: Option<usize>,
     /// Recomputation in the backward pass; none lets the planner choose.
     pub recompute: Option<Recompute>,
+    /// Memory of each device that the planner may use, in bytes; none takes 98 % of what is free.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_limit_bytes: Option<u64>,
     /// Seed of the initial weights.
     pub seed: u64,
     /// Seed of the order of the data; none takes `seed`.
@@ -233,6 +236,7 @@ impl Default for Settings {
             batch_size: 8,
             micro_batch: None,
             recompute: None,
+            memory_limit_bytes: None,
             seed: 0,
             data_seed: None,
             perturb_weights_seed: None,
