@@ -50,9 +50,12 @@ pub use backend::{
     Backend, CallTime, HostBuffer, Issue, PreparedCall, READBACKS, Readback, ReadbackTime,
     Recording,
 };
-pub use comm::{Comm, CommError, Exchange, InProcess, Monitor};
+pub use comm::{
+    Comm, CommError, Exchange, InProcess, Monitor, ProcessComm, ProcessLimits, ProcessMonitor,
+    TcpDoor, TcpPeer, connect_tcp,
+};
 #[cfg(feature = "mpi")]
-pub use comm::{MpiComm, MpiLimits, MpiMonitor, mpi_version};
+pub use comm::{connect_mpi, mpi_version};
 pub use cpu::{CpuBackend, CpuCatalog, cpu_target};
 pub use error::KernelError;
 pub use executor::{CallAction, Executor, LoadedProgram, Observer};

@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 use crate::{DType, Graph, IrError, Op, Phase, Stage, TensorId};
 
 /// Stores matrices in BF16 and removes their casts. A matrix stays in FP32 if a call reads the
-/// master as FP32, as routers do, and so do vectors: a norm's weights are close to 1, where BF16 has
-/// steps of a 128th.
+/// master as FP32, as routers do. Vectors stay in FP32, too: a norm's weights are close to 1, where
+/// BF16 has steps of a 128th.
 ///
 /// The choice does not depend on the precision policy, so that a program compiled under another
 /// policy has the same masters.

@@ -1,5 +1,5 @@
-// Master weights of AdamW in BF16: loads of four, and stores with stochastic rounding, bit by bit as
-// in `ops/adamw/bf16.rs`.
+// Master weights of AdamW in BF16: loads of four, and stores with stochastic rounding, bit by bit
+// as in `ops/adamw/bf16.rs`.
 #pragma once
 
 #include "common/philox.cuh"

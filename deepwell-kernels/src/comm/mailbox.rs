@@ -24,10 +24,8 @@ use std::time::{Duration, Instant};
 
 use deepwell_ir::ops::CollectiveKind;
 
-#[cfg_attr(not(feature = "mpi"), allow(unused_imports))]
 pub(super) use self::carrier::{Transport, carry};
 use self::frame::{Frame, Kind};
-#[cfg_attr(not(feature = "mpi"), allow(unused_imports))]
 pub(super) use self::frame::{Outgoing, frame_bytes};
 use self::meeting::Meeting;
 use super::parts::{assemble, part};

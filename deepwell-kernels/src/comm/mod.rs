@@ -2,18 +2,20 @@
 //!
 //! [`Comm`] works on host memory and is given to the CPU backend
 //! ([`CpuBackend::with_comm`](crate::CpuBackend::with_comm)). [`InProcess`] implements [`Comm`] for
-//! ranks that are threads of a process, `MpiComm` (feature `mpi`) for ranks that are processes. On
-//! a GPU, the vendor's library works on device memory and on streams:
-//! [`DeviceComm`](crate::cuda::DeviceComm), the counterpart of [`Blas`](crate::cuda::Blas).
+//! ranks that are threads of a process, [`ProcessComm`] for ranks that are processes, connected by
+//! TCP or by MPI (feature `mpi`). On a GPU, the vendor's library works on device memory and on
+//! streams: [`DeviceComm`](crate::cuda::DeviceComm), the counterpart of
+//! [`Blas`](crate::cuda::Blas).
 
 mod error;
 mod in_process;
-#[cfg(any(test, feature = "mpi"))]
 mod mailbox;
 #[cfg(feature = "mpi")]
 mod mpi;
 mod parts;
+mod process;
 mod reduce;
+mod tcp;
 mod want;
 
 use std::time::Duration;
@@ -24,8 +26,10 @@ use deepwell_ir::{DType, ProcessGroup, Ranks};
 pub use error::CommError;
 pub use in_process::{InProcess, Monitor};
 #[cfg(feature = "mpi")]
-pub use mpi::{MpiComm, MpiLimits, MpiMonitor, mpi_version};
+pub use mpi::{connect_mpi, mpi_version};
+pub use process::{ProcessComm, ProcessLimits, ProcessMonitor};
 pub(crate) use reduce::reduce;
+pub use tcp::{TcpDoor, TcpPeer, connect_tcp};
 
 /// A collective, send or receive of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]

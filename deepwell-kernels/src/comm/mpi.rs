@@ -18,35 +18,12 @@ use mpi::topology::Communicator;
 use mpi::{Threading, initialize_with_threading};
 
 use self::transport::MpiTransport;
-use super::mailbox::{Mailbox, Shared, carry};
-use super::{Comm, CommError, Exchange};
+use super::CommError;
+use super::mailbox::{Shared, carry};
+use super::process::{ProcessComm, ProcessLimits};
 
 /// Time between two checks whether another rank has failed.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-
-/// Timeouts.
-#[derive(Clone, Copy, Debug)]
-pub struct MpiLimits {
-    /// For connecting all ranks.
-    pub connect: Duration,
-    /// For waiting in a collective for another rank.
-    pub exchange: Duration,
-}
-
-/// A rank among the processes that `mpirun` or `srun` has started.
-///
-/// A clone is a second handle to the same rank, for the same thread: a rank ends when all its
-/// clones are dropped. Deadlocked ranks fail after the timeout of a collective.
-#[derive(Clone)]
-pub struct MpiComm {
-    mailbox: Mailbox,
-}
-
-/// A handle on a rank from outside, for code that learns of failures and ends the run.
-#[derive(Clone)]
-pub struct MpiMonitor {
-    shared: Arc<Shared>,
-}
 
 /// Name and version of the MPI library in use, in its own words: `Open MPI v4.1.4`.
 pub fn mpi_version() -> String {
@@ -54,106 +31,54 @@ pub fn mpi_version() -> String {
     all.split([',', '\n', '\0']).next().unwrap_or_default().trim().to_string()
 }
 
-impl MpiComm {
-    /// Initializes MPI and connects with the other ranks; this rank is `rank` of `world_size`. MPI
-    /// allows this once per process. `failure` returns the first failure of another rank, if any.
-    ///
-    /// # Errors
-    /// A library that was initialized before or reports another rank or world size than the
-    /// launcher; ranks that have failed or do not arrive in time.
-    pub fn connect(
-        (rank, world_size): (u32, u32),
-        limits: MpiLimits,
-        failure: &dyn Fn() -> Option<(u32, String)>,
-    ) -> Result<MpiComm, CommError> {
-        let shared = Shared::new(rank, world_size, limits.exchange);
-        let (ready, is_ready) = mpsc::channel();
-        let run = {
-            let shared = Arc::clone(&shared);
-            move || {
-                let connected = initialize((rank, world_size));
-                let result = connected.as_ref().map(drop).map_err(String::clone);
-                // The receiver is gone if another rank has failed meanwhile.
-                let _ = ready.send(result);
-                if let Ok(universe) = connected {
-                    carry_until_the_end(&shared, universe);
-                }
-                shared.is_over();
+/// Initializes MPI and connects with the other ranks; this rank is `rank` of `world_size`. MPI
+/// allows this once per process. `failure` returns the first failure of another rank, if any.
+///
+/// # Errors
+/// A library that was initialized before or reports another rank or world size than the launcher;
+/// ranks that have failed or do not arrive in time.
+pub fn connect_mpi(
+    (rank, world_size): (u32, u32),
+    limits: ProcessLimits,
+    failure: &dyn Fn() -> Option<(u32, String)>,
+) -> Result<ProcessComm, CommError> {
+    let shared = Shared::new(rank, world_size, limits.exchange);
+    let (ready, is_ready) = mpsc::channel();
+    let run = {
+        let shared = Arc::clone(&shared);
+        move || {
+            let connected = initialize((rank, world_size));
+            let result = connected.as_ref().map(drop).map_err(String::clone);
+            // The receiver is gone if another rank has failed meanwhile.
+            let _ = ready.send(result);
+            if let Ok(universe) = connected {
+                carry_until_the_end(&shared, universe);
             }
-        };
-        let begin = Instant::now();
-        let error = |reason: String| CommError::Request { what: "MPI".to_string(), reason };
-        let thread = thread::Builder::new().name("mpi".to_string()).spawn(run);
-        thread.map_err(|reason| error(format!("the system gives it no thread: {reason}")))?;
-        loop {
-            match is_ready.recv_timeout(LOOK_EVERY) {
-                Ok(ready) => {
-                    ready.map_err(error)?;
-                    return Ok(MpiComm { mailbox: Mailbox::new(shared) });
-                }
-                Err(RecvTimeoutError::Disconnected) => {
-                    return Err(error("its thread panicked".to_string()));
-                }
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            if let Some((rank, reason)) = failure() {
-                return Err(CommError::Failed { rank, reason });
-            }
-            if begin.elapsed() > limits.connect {
-                let what = "MPI_Init_thread".to_string();
-                return Err(CommError::Timeout { what, waited: limits.connect, missing: vec![] });
-            }
+            shared.is_over();
         }
-    }
-
-    /// A handle to watch this rank.
-    pub fn monitor(&self) -> MpiMonitor {
-        MpiMonitor { shared: Arc::clone(self.mailbox.shared()) }
-    }
-}
-
-impl MpiMonitor {
-    /// Fails this rank's current and later collectives with a reason of `rank`, unless a failure
-    /// came before. Other ranks are not notified.
-    pub fn abort(&self, rank: u32, reason: &str) {
-        self.shared.abort(rank, reason);
-    }
-
-    /// Sends a goodbye, waits for the goodbyes of all other ranks, and finalizes MPI. Without the
-    /// goodbyes, finalizing could wait for other ranks for ever; a process that ends after a
-    /// failure does not finalize.
-    ///
-    /// # Errors
-    /// A failed rank, or a rank missing after `limit`.
-    pub fn finish(&self, limit: Duration) -> Result<(), CommError> {
-        self.shared.finish(limit)
-    }
-}
-
-impl Comm for MpiComm {
-    fn rank(&self) -> u32 {
-        self.mailbox.rank()
-    }
-
-    fn world_size(&self) -> u32 {
-        self.mailbox.world_size()
-    }
-
-    fn exchange(
-        &mut self,
-        exchange: &Exchange,
-        input: &[u8],
-        output: &mut [u8],
-    ) -> Result<(), CommError> {
-        self.mailbox.exchange(exchange, input, output)
-    }
-
-    fn waited(&self) -> Option<Duration> {
-        self.mailbox.waited()
-    }
-
-    fn abort(&mut self, reason: &str) {
-        self.mailbox.abort(reason);
+    };
+    let begin = Instant::now();
+    let error = |reason: String| CommError::Request { what: "MPI".to_string(), reason };
+    let thread = thread::Builder::new().name("mpi".to_string()).spawn(run);
+    thread.map_err(|reason| error(format!("the system gives it no thread: {reason}")))?;
+    loop {
+        match is_ready.recv_timeout(LOOK_EVERY) {
+            Ok(ready) => {
+                ready.map_err(error)?;
+                return Ok(ProcessComm::new(shared));
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(error("its thread panicked".to_string()));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if let Some((rank, reason)) = failure() {
+            return Err(CommError::Failed { rank, reason });
+        }
+        if begin.elapsed() > limits.connect {
+            let what = "MPI_Init_thread".to_string();
+            return Err(CommError::Timeout { what, waited: limits.connect, missing: vec![] });
+        }
     }
 }
 

@@ -1,57 +1,34 @@
 //! Ranks that are processes, started by mpirun: the bits of ranks that are threads, and how they
 //! fail.
 
+mod run_in_folder;
+
 use std::fs;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Output, Stdio};
+use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use deepwell_trials::{skip, trial};
 
-/// Longer than any test runs that does not wait in vain.
-const PATIENCE: Duration = Duration::from_secs(120);
+use crate::run_in_folder::{PATIENCE, TestFolder, end_of, free_port, metrics, text};
 
-/// A folder with a text to train on.
-struct TestFolder(tempfile::TempDir);
+/// A folder with a text to train on, where there is an mpirun.
+fn test_folder() -> TestFolder {
+    if Command::new("mpirun").arg("--version").output().is_err() {
+        skip("there is no mpirun: Debian's package openmpi-bin has it");
+    }
+    TestFolder::new()
+}
 
 impl TestFolder {
-    fn new() -> TestFolder {
-        if Command::new("mpirun").arg("--version").output().is_err() {
-            skip("there is no mpirun: Debian's package openmpi-bin has it");
-        }
-        let place = TestFolder(tempfile::tempdir().expect("a temporary folder"));
-        let words = (0..2000u32).map(|index| format!("{} ", index.wrapping_mul(2_654_435_761)));
-        fs::write(place.path("text.txt"), words.collect::<String>()).expect("a file");
-        place
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    /// `deepwell train` with what all runs have alike, as words for a shell.
-    fn train(&self, out: &str, more: &str) -> String {
-        let path = |name: &str| self.path(name).display().to_string();
-        format!(
-            "{} train --seq-len 32 --micro-batch 1 --recompute none --precision mxfp8 \
-             --eval-tokens 100 --data {} --cache-dir {} --out {} {more}",
-            env!("CARGO_BIN_EXE_deepwell"),
-            path("text.txt"),
-            path("cache"),
-            path(out)
-        )
-    }
-
-    /// The same on so many ranks, which mpirun starts. `prepare` is what a shell does before.
+    /// A run on so many ranks, which mpirun starts. `prepare` is what a shell does before.
     fn mpirun(&self, ranks: usize, prepare: &str, train: &str) -> Command {
-        let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|it| it.local_addr());
         let mut command = Command::new("mpirun");
         command.args(["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]);
         command.args(["-n", &ranks.to_string(), "sh", "-c"]);
         command.arg(format!("{prepare} exec {train} --launched --device cpu"));
-        command.env("MASTER_PORT", (port.expect("a port").port() - 1).to_string());
+        command.env("MASTER_PORT", free_port().to_string());
         command.env("RAYON_NUM_THREADS", "1");
         // No other machine is looked for, and one whose containers may not read each other's
         // memory says nothing of it.
@@ -64,21 +41,6 @@ impl TestFolder {
     }
 }
 
-fn text(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
-/// Losses and norms of a run, to the bit.
-fn metrics(out: &Path) -> Vec<[Option<u64>; 4]> {
-    let text = fs::read_to_string(out.join("metrics.jsonl")).expect("metrics");
-    let line = |line: &str| {
-        let line: serde_json::Value = serde_json::from_str(line).expect("a line of metrics");
-        let number = |name: &str| line[name].as_f64().map(f64::to_bits);
-        [line["step"].as_u64(), number("loss"), number("grad_norm"), number("val_loss")]
-    };
-    text.lines().map(line).collect()
-}
-
 fn newest_checkpoint(out: &Path) -> PathBuf {
     let entries = deepwell_ckpt::list(&out.join("checkpoints")).expect("checkpoints");
     entries.last().expect("a checkpoint").path.clone()
@@ -86,7 +48,7 @@ fn newest_checkpoint(out: &Path) -> PathBuf {
 
 trial!(processes_have_the_bits_of_threads);
 fn processes_have_the_bits_of_threads() {
-    let place = TestFolder::new();
+    let place = test_folder();
     let run = |command: &mut Command| {
         let output = command.output().expect("a shell and mpirun");
         assert!(output.status.success(), "{command:?}: {}", text(&output));
@@ -124,22 +86,9 @@ fn processes_have_the_bits_of_threads() {
     check("experts", "--model moe-micro --ep 2 --cp 2 --zero 1", &["--steps 2"], &sockets);
 }
 
-/// Waits for the end of a process, and what it has written; ends it where it does not.
-fn end_of(mut process: std::process::Child) -> Output {
-    let begin = Instant::now();
-    while process.try_wait().expect("a process").is_none() {
-        if begin.elapsed() > PATIENCE {
-            process.kill().expect("a process that can be ended");
-            panic!("mpirun has not ended for {PATIENCE:?}");
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
-    process.wait_with_output().expect("its output")
-}
-
 trial!(a_rank_that_is_killed_ends_the_others);
 fn a_rank_that_is_killed_ends_the_others() {
-    let place = TestFolder::new();
+    let place = test_folder();
     let train = place.train("out", "--model llama-micro --batch-size 3 --steps 100000");
     let ids = place.path("rank");
     let prepare = format!("echo $$ > {}-$OMPI_COMM_WORLD_RANK;", ids.display());
@@ -169,7 +118,7 @@ fn a_rank_that_is_killed_ends_the_others() {
 
 trial!(ranks_that_cannot_train_together_say_so_once);
 fn ranks_that_cannot_train_together_say_so_once() {
-    let place = TestFolder::new();
+    let place = test_folder();
     let check = |name: &str, prepare: &str, more: &str, expected: &str| {
         let train = place.train(name, &format!("--model llama-micro --batch-size 4 {more}"));
         let output = end_of(place.mpirun(2, prepare, &train).spawn().expect("mpirun"));
@@ -185,11 +134,10 @@ fn ranks_that_cannot_train_together_say_so_once() {
         "--steps 2 --seed $OMPI_COMM_WORLD_RANK",
         "run: expected the same on all ranks, got another on rank 1 than on rank 0",
     );
-    // Another launcher's variables count first, and say something else than MPI does.
+    // The variables say something else than MPI does.
     check(
         "places",
-        "export RANK=$((1 - OMPI_COMM_WORLD_RANK)) LOCAL_RANK=0 WORLD_SIZE=2 \
-         MASTER_ADDR=127.0.0.1;",
+        "export OMPI_COMM_WORLD_RANK=$((1 - OMPI_COMM_WORLD_RANK));",
         "--steps 2",
         "MPI: expected rank",
     );

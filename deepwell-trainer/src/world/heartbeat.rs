@@ -165,7 +165,6 @@ impl Heartbeat {
     ///
     /// # Errors
     /// A rank does not connect in time, or has failed.
-    #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     pub(super) fn publish(&self, id: &[u8], limit: Duration) -> Result<(), TrainError> {
         let world_size = self.shared.own.world_size;
         let are_there = self
@@ -215,7 +214,6 @@ impl Heartbeat {
     }
 
     /// Calls `tell` with the first failure, now or later.
-    #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     pub(super) fn on_failure(&self, tell: impl Fn(u32, &str) + Send + 'static) {
         let mut state = self.shared.lock();
         if let Some((rank, reason)) = &state.failure {

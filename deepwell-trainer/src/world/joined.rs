@@ -65,9 +65,8 @@ impl Joined {
     }
 }
 
-#[cfg(feature = "mpi")]
 impl Joined {
-    /// Connects a rank on a CPU, by MPI.
+    /// Connects a rank on a CPU, by TCP or by MPI.
     ///
     /// # Errors
     /// Ranks are missing or have failed.
@@ -83,24 +82,5 @@ impl Joined {
         let peers = Peers::of(Box::new(comm.clone())).counting_in(member.begun());
         let device = options.device.open_rank(hardware, Box::new(comm))?;
         Ok(Joined { rank, device, peers, free_bytes: hardware.cpu.memory_available_bytes })
-    }
-}
-
-#[cfg(not(feature = "mpi"))]
-impl Joined {
-    /// Without MPI, processes cannot be connected; this was reported before.
-    pub(super) fn processor(
-        _member: &Member,
-        _hardware: &Hardware,
-        options: &CompileOptions,
-    ) -> Result<Joined, TrainError> {
-        super::member::library_version(options.device).and_then(|library| {
-            Err(TrainError::Setting {
-                setting: "launched",
-                expected: "a build with the feature `mpi`".to_string(),
-                got: library,
-                hint: None,
-            })
-        })
     }
 }

@@ -178,6 +178,11 @@ impl Launched {
         })
     }
 
+    /// Whether torchrun has started this process: it brings no MPI.
+    pub fn is_by_torchrun(&self) -> bool {
+        self.launcher == LAUNCHERS[0].name
+    }
+
     /// Whether this is the rank that prints for all.
     pub fn is_first(&self) -> bool {
         self.rank == 0

@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use deepwell_kernels::{ProcessComm, ProcessLimits, ProcessMonitor, TcpDoor, TcpPeer, connect_tcp};
 use deepwell_probe::Hardware;
 
 use super::Launched;
@@ -23,13 +24,11 @@ pub struct Member {
     launched: Launched,
     heartbeat: Heartbeat,
     /// Timeout for waiting on another rank.
-    #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     exchange: Duration,
     /// Id with which the library connects, on every rank except the first.
     id: OnceLock<Vec<u8>>,
-    /// Monitor of ranks connected by MPI.
-    #[cfg(feature = "mpi")]
-    mpi: OnceLock<deepwell_kernels::MpiMonitor>,
+    /// Monitor of ranks that are processes on processors.
+    processes: OnceLock<ProcessMonitor>,
 }
 
 impl Member {
@@ -51,8 +50,7 @@ impl Member {
             heartbeat,
             exchange,
             id: OnceLock::new(),
-            #[cfg(feature = "mpi")]
-            mpi: OnceLock::new(),
+            processes: OnceLock::new(),
         };
         // Inform the other ranks of a missing library.
         member.told(found.map(drop))?;
@@ -60,7 +58,6 @@ impl Member {
     }
 
     /// Counter of the collective operations that this rank has begun.
-    #[cfg_attr(not(any(feature = "cuda", feature = "mpi")), allow(dead_code))]
     pub(crate) fn begun(&self) -> Arc<AtomicU64> {
         self.heartbeat.begun()
     }
@@ -99,10 +96,9 @@ impl Member {
     /// Says goodbye to the other ranks.
     ///
     /// # Errors
-    /// With MPI, a rank has failed or does not end.
+    /// On processors, a rank has failed or does not end.
     pub fn finish(&self) -> Result<(), TrainError> {
-        #[cfg(feature = "mpi")]
-        if let Some(monitor) = self.mpi.get() {
+        if let Some(monitor) = self.processes.get() {
             self.told(monitor.finish(self.exchange).map_err(TrainError::from))?;
         }
         self.heartbeat.finish();
@@ -141,7 +137,7 @@ impl Member {
 pub fn library_version(device: Device) -> Result<String, TrainError> {
     match device {
         Device::Cuda(_) => nccl_version(),
-        Device::Cpu | Device::Emulated(_) => mpi_version(device),
+        Device::Cpu | Device::Emulated(_) => Ok(processes_version()),
     }
 }
 
@@ -157,24 +153,15 @@ fn nccl_version() -> Result<String, TrainError> {
     Ok("no CUDA".to_string())
 }
 
-/// The program is linked with MPI.
+/// The program may be linked with MPI.
 #[cfg(feature = "mpi")]
-fn mpi_version(_device: Device) -> Result<String, TrainError> {
-    Ok(deepwell_kernels::mpi_version())
+fn processes_version() -> String {
+    format!("sockets or {}", deepwell_kernels::mpi_version())
 }
 
 #[cfg(not(feature = "mpi"))]
-fn mpi_version(device: Device) -> Result<String, TrainError> {
-    Err(TrainError::Setting {
-        setting: "launched",
-        expected: "a GPU for each rank, `--device cuda`, or a build with the feature `mpi`"
-            .to_string(),
-        got: format!("`{device}`"),
-        hint: Some(
-            "without it ranks of a processor are threads of one process: `--devices cpu:4`"
-                .to_string(),
-        ),
-    })
+fn processes_version() -> String {
+    "sockets".to_string()
 }
 
 /// Number of a machine's GPUs that are visible to a process.
@@ -221,15 +208,40 @@ impl Member {
     }
 }
 
-#[cfg(feature = "mpi")]
 impl Member {
-    /// Connects the processes of all ranks.
+    /// Connects the processes of all ranks: by MPI if the program is linked with MPI and mpirun or
+    /// srun has started the ranks, otherwise by TCP.
     ///
     /// # Errors
     /// Ranks are missing or have failed, or MPI does not know the launcher.
-    pub(crate) fn connect_processes(&self) -> Result<deepwell_kernels::MpiComm, TrainError> {
-        use deepwell_kernels::{MpiComm, MpiLimits};
+    pub(crate) fn connect_processes(&self) -> Result<ProcessComm, TrainError> {
+        let limits = ProcessLimits { connect: START, exchange: self.exchange };
+        let comm = match cfg!(feature = "mpi") && !self.launched.is_by_torchrun() {
+            true => self.connect_by_mpi(limits)?,
+            false => self.connect_by_tcp(limits)?,
+        };
+        let monitor = comm.monitor();
+        self.processes.get_or_init(|| monitor.clone());
+        self.heartbeat.on_failure(move |rank, reason| monitor.abort(rank, reason));
+        Ok(comm)
+    }
 
+    fn connect_by_tcp(&self, limits: ProcessLimits) -> Result<ProcessComm, TrainError> {
+        let peer = if self.is_first() {
+            let door = TcpDoor::open()?;
+            self.heartbeat.publish(&door.id(), START)?;
+            TcpPeer::First(door)
+        } else {
+            self.wait_for_first()?;
+            let id = self.id.get().map(Vec::as_slice).unwrap_or_default();
+            TcpPeer::Other { address: &self.launched.address, id }
+        };
+        let rank_and_size = (self.launched.rank, self.launched.world_size);
+        Ok(connect_tcp(peer, rank_and_size, limits, &|| self.heartbeat.failure())?)
+    }
+
+    #[cfg(feature = "mpi")]
+    fn connect_by_mpi(&self, limits: ProcessLimits) -> Result<ProcessComm, TrainError> {
         // MPI connects by itself; the other ranks only wait until rank 0 is ready.
         if self.is_first() {
             self.heartbeat.publish(b"MPI", START)?;
@@ -237,12 +249,14 @@ impl Member {
             self.wait_for_first()?;
         }
         let rank_and_size = (self.launched.rank, self.launched.world_size);
-        let limits = MpiLimits { connect: START, exchange: self.exchange };
-        let comm = MpiComm::connect(rank_and_size, limits, &|| self.heartbeat.failure())?;
-        let monitor = comm.monitor();
-        self.mpi.get_or_init(|| monitor.clone());
-        self.heartbeat.on_failure(move |rank, reason| monitor.abort(rank, reason));
-        Ok(comm)
+        let failure = || self.heartbeat.failure();
+        Ok(deepwell_kernels::connect_mpi(rank_and_size, limits, &failure)?)
+    }
+
+    /// Without MPI, processes are connected by TCP.
+    #[cfg(not(feature = "mpi"))]
+    fn connect_by_mpi(&self, limits: ProcessLimits) -> Result<ProcessComm, TrainError> {
+        self.connect_by_tcp(limits)
     }
 }
 

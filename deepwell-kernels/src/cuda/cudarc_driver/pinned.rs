@@ -58,7 +58,7 @@ impl Drop for Allocation {
     }
 }
 
-/// The first of the bytes of `layout`, zeroed on all cores, in huge pages where the system has them.
+/// Memory of `layout`, zeroed on all cores, in huge pages where the system has huge pages.
 fn allocate_pages(layout: Layout) -> Option<*mut u8> {
     // SAFETY: the layout is of at least `LARGE_BYTES`.
     let pointer = NonNull::new(unsafe { alloc::alloc(layout) })?.as_ptr();
