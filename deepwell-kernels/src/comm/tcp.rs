@@ -2,8 +2,8 @@
 //!
 //! Every two ranks have a connection. Rank 0 listens first ([`TcpDoor`]). Every other rank connects
 //! to rank 0, and listens on the interface of this connection. Rank 0 answers with the addresses of
-//! all ranks, and each rank connects to the ranks of lower numbers. Clients without the token of the
-//! door are turned away. Bytes are not encrypted: run ranks in a network of your own.
+//! all ranks, and each rank connects to the ranks of lower numbers. Clients without the token of
+//! the door are turned away. Bytes are not encrypted: run ranks in a network of your own.
 
 mod mesh;
 mod transport;
