@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use half::bf16;
 use serde::Serialize;
 
-use super::HfError;
-use super::read::{INDEX_FILE, SINGLE_FILE};
+use super::{HfError, INDEX_FILE, SINGLE_FILE};
 use crate::error::CheckpointError;
 use crate::io::{DiskIo, HashingFile, Io, PIECE_BYTES};
 use crate::shard::{HeaderTensor, header_bytes};
