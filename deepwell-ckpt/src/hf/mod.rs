@@ -26,9 +26,6 @@ use std::path::PathBuf;
 pub use folder::{FolderOptions, FolderTensor, WrittenFolder, write_folder};
 pub use write::{WriteTensor, write};
 
-const SINGLE_FILE: &str = "model.safetensors";
-const INDEX_FILE: &str = "model.safetensors.index.json";
-
 /// Why weights could not be written. Each message is self-contained.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

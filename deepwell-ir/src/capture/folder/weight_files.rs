@@ -6,15 +6,14 @@ use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use safetensors::tensor::TensorInfo;
 use serde_json::Value;
 
 use super::{StoredTensor, Weights, foreign_weights};
 use crate::capture::CaptureError;
 use crate::{SafetensorsError, SafetensorsHeader};
 
-pub(super) const SINGLE: &str = "model.safetensors";
-pub(super) const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = WeightFiles::SINGLE;
+const INDEX: &str = WeightFiles::INDEX;
 
 /// The weight files of a model folder.
 ///
@@ -34,6 +33,11 @@ pub struct WeightFiles {
 }
 
 impl WeightFiles {
+    /// The file of a model with all weights in one file.
+    pub const SINGLE: &'static str = "model.safetensors";
+    /// The file that maps the tensors of a model to its shards.
+    pub const INDEX: &'static str = "model.safetensors.index.json";
+
     /// Finds the weight files of a folder; `None` for a folder without weights in any form, for
     /// example with only a `config.json` and a tokenizer. No weight file is opened.
     ///
@@ -282,19 +286,7 @@ fn open_file(path: &Path) -> Result<(File, Vec<StoredTensor>), CaptureError> {
             })
         }
     })?;
-    let SafetensorsHeader { metadata, data_begin } = header;
-    let tensor = |(name, info): (String, &TensorInfo)| {
-        let (start, end) = info.data_offsets;
-        StoredTensor {
-            name,
-            dtype: info.dtype,
-            shape: info.shape.clone(),
-            file: path.to_path_buf(),
-            offset_bytes: data_begin + start as u64,
-            size_bytes: (end - start) as u64,
-        }
-    };
-    let tensors = metadata.tensors().into_iter().map(tensor).collect();
+    let tensors = StoredTensor::of_header(&header, path);
     Ok((file, tensors))
 }
 

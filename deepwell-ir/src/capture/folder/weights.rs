@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
-use safetensors::tensor::Dtype;
+use safetensors::tensor::{Dtype, TensorInfo};
 
-use super::weight_files::{INDEX, SINGLE, WeightFiles};
+use super::WeightFiles;
+use crate::SafetensorsHeader;
 use crate::capture::CaptureError;
 
 /// Size of the buffer for reading: memory use does not grow with the model.
@@ -32,6 +33,24 @@ pub struct StoredTensor {
     pub offset_bytes: u64,
     /// Size of the data.
     pub size_bytes: u64,
+}
+
+impl StoredTensor {
+    /// The tensors of a header, of the file at `path`.
+    pub fn of_header(header: &SafetensorsHeader, path: &Path) -> Vec<StoredTensor> {
+        let tensor = |(name, info): (String, &TensorInfo)| {
+            let (start, end) = info.data_offsets;
+            StoredTensor {
+                name,
+                dtype: info.dtype,
+                shape: info.shape.clone(),
+                file: path.to_path_buf(),
+                offset_bytes: header.data_begin + start as u64,
+                size_bytes: (end - start) as u64,
+            }
+        };
+        header.metadata.tensors().into_iter().map(tensor).collect()
+    }
 }
 
 /// The opened weights of a model folder.
@@ -74,7 +93,11 @@ impl Weights {
     pub fn open(folder: &Path) -> Result<Weights, CaptureError> {
         let files = WeightFiles::find(folder)?.ok_or_else(|| CaptureError::NotFound {
             path: folder.to_path_buf(),
-            expected: format!("`{SINGLE}`, or `{INDEX}` and its shards"),
+            expected: format!(
+                "`{}`, or `{}` and its shards",
+                WeightFiles::SINGLE,
+                WeightFiles::INDEX
+            ),
             hint: "download the weights too; the config.json alone begins from fresh weights"
                 .to_string(),
         })?;
@@ -221,8 +244,11 @@ impl Weights {
     }
 }
 
+/// Conversion of the bytes of an element.
+type Convert = fn(&[u8]) -> f32;
+
 /// Bytes of an element and its conversion, for the types that FP32 represents.
-fn float_of(dtype: Dtype) -> Option<(usize, fn(&[u8]) -> f32)> {
+fn float_of(dtype: Dtype) -> Option<(usize, Convert)> {
     // Elements come in chunks of as many bytes.
     fn array<const N: usize>(element: &[u8]) -> [u8; N] {
         element.first_chunk().copied().unwrap_or([0; N])
