@@ -127,17 +127,3 @@ impl<'a, I: Io> HashingFile<'a, I> {
         Ok(FileDigest { blake3: self.hasher.finalize().to_hex().to_string(), bytes: self.bytes })
     }
 }
-
-/// Fills the buffer; reads less only at the end of the file.
-pub(crate) fn read_full(mut source: impl io::Read, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut filled = 0;
-    while filled < buffer.len() {
-        match source.read(&mut buffer[filled..]) {
-            Ok(0) => break,
-            Ok(count) => filled += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(filled)
-}

@@ -17,11 +17,11 @@
 //!
 //! [`list`] and [`latest`] find complete checkpoints; [`load`] opens a checkpoint and reads tensors
 //! on demand, with checksums verified; [`verify`] reads every byte and reports all damage;
-//! [`inspect`] describes the contents; [`diff`] compares two checkpoints. [`hf`] reads and writes
-//! Hugging Face weights.
+//! [`inspect`] describes the contents; [`diff`] compares two checkpoints. [`hf`] writes Hugging
+//! Face weights.
 //!
 //! Tensors are identified by name and bytes only. Of Deepwell's crates only `deepwell-ir` is used,
-//! for safetensors headers and weight files.
+//! for safetensors headers.
 //!
 //! # Example
 //!

@@ -1,195 +1,15 @@
-//! Model folders as Hugging Face writes them, whole and broken.
+//! Weights as Hugging Face reads them: a file or a folder, complete or absent.
 
 use std::fs;
 use std::path::Path;
 
 use deepwell_ckpt::CkptDtype;
-use deepwell_ckpt::hf::{
-    FolderOptions, FolderTensor, HfError, WriteTensor, open_model_folder, write, write_folder,
-};
-use half::{bf16, f16};
-use safetensors::{Dtype, SafeTensors, serialize_to_file, tensor::TensorView};
-
-/// Writes a file with the safetensors crate, not with ours.
-fn write_file(path: &Path, tensors: &[(&str, Dtype, &[usize], Vec<u8>)]) {
-    let views = tensors.iter().map(|(name, dtype, shape, data)| {
-        (*name, TensorView::new(*dtype, shape.to_vec(), data).unwrap())
-    });
-    serialize_to_file(views.collect::<Vec<_>>(), None, path).unwrap();
-}
+use deepwell_ckpt::hf::{FolderOptions, FolderTensor, HfError, WriteTensor, write, write_folder};
+use deepwell_ir::capture::Weights;
+use safetensors::{Dtype, SafeTensors};
 
 fn f32_bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
-}
-
-#[test]
-fn one_file_of_every_float_type() {
-    let folder = tempfile::tempdir().unwrap();
-    let values = [1.0f32, -0.5, 448.0, 0.0, 3.0, -65504.0];
-    let halves = values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect();
-    let brains = values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect();
-    write_file(
-        &folder.path().join("model.safetensors"),
-        &[
-            ("wide", Dtype::F32, &[2, 3], f32_bytes(&values)),
-            ("half", Dtype::F16, &[6], halves),
-            ("brain", Dtype::BF16, &[3, 2], brains),
-            ("scalar", Dtype::F32, &[], f32_bytes(&[7.0])),
-            ("nothing", Dtype::F32, &[0, 4], Vec::new()),
-        ],
-    );
-    let model = open_model_folder(folder.path()).unwrap();
-    let names: Vec<_> = model.tensors().map(|(name, _)| name).collect();
-    assert_eq!(names, ["brain", "half", "nothing", "scalar", "wide"]);
-    assert_eq!(model.tensor("brain").unwrap().dtype, "BF16");
-    assert_eq!(model.tensor("brain").unwrap().shape, [3, 2]);
-    let check = |name: &str, shape: &[usize], expected: &[f32]| {
-        assert_eq!(model.read_f32(name, shape).unwrap(), expected, "{name}");
-        let mut bits = vec![0; expected.len()];
-        model.read_bf16_bits_into(name, shape, &mut bits).unwrap();
-        let rounded: Vec<_> =
-            expected.iter().map(|&value| bf16::from_f32(value).to_bits()).collect();
-        assert_eq!(bits, rounded, "{name}");
-    };
-    check("wide", &[2, 3], &values);
-    check("half", &[6], &values);
-    // -65504 is an F16 value; BF16 has eight bits of mantissa.
-    check("brain", &[3, 2], &[1.0, -0.5, 448.0, 0.0, 3.0, -65536.0]);
-    check("scalar", &[], &[7.0]);
-    check("nothing", &[0, 4], &[]);
-}
-
-#[test]
-fn larger_than_the_read_buffer() {
-    let folder = tempfile::tempdir().unwrap();
-    let values: Vec<f32> = (0..600_001).map(|index| index as f32).collect();
-    let halves: Vec<u8> = (0..600_001u32)
-        .flat_map(|index| bf16::from_f32((index % 256) as f32).to_le_bytes())
-        .collect();
-    write_file(
-        &folder.path().join("model.safetensors"),
-        &[
-            ("wide", Dtype::F32, &[600_001], f32_bytes(&values)),
-            ("brain", Dtype::BF16, &[600_001], halves),
-        ],
-    );
-    let model = open_model_folder(folder.path()).unwrap();
-    assert!(model.read_f32("wide", &[600_001]).unwrap() == values);
-    let brain = model.read_f32("brain", &[600_001]).unwrap();
-    assert!(brain.iter().enumerate().all(|(index, &value)| value == (index % 256) as f32));
-}
-
-#[test]
-fn shards_with_an_index() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path();
-    let one = |name, value| [(name, Dtype::F32, &[1][..], f32_bytes(&[value]))];
-    write_file(&path.join("model-00001-of-00002.safetensors"), &one("a", 1.0));
-    write_file(&path.join("model-00002-of-00002.safetensors"), &one("b", 2.0));
-    let check = |index: &str, expected: Result<&[f32], &str>| {
-        fs::write(path.join("model.safetensors.index.json"), index).unwrap();
-        let read = open_model_folder(path).and_then(|model| {
-            let names: Vec<_> = model.tensors().map(|(name, _)| name.to_string()).collect();
-            let values = names.iter().map(|name| Ok(model.read_f32(name, &[1])?[0]));
-            values.collect::<Result<Vec<f32>, HfError>>()
-        });
-        match (read, expected) {
-            (Ok(values), Ok(expected)) => assert_eq!(values, expected),
-            (Err(error), Err(expected)) => {
-                let error = error.to_string();
-                assert!(error.contains(expected), "expected `{expected}` in `{error}`");
-            }
-            (read, _) => panic!("{index}: got {read:?}"),
-        }
-    };
-    let index = |file_of_b: &str| {
-        format!(
-            r#"{{"metadata": {{"total_size": 8}}, "weight_map":
-            {{"a": "model-00001-of-00002.safetensors", "b": "{file_of_b}"}}}}"#
-        )
-    };
-    check(&index("model-00002-of-00002.safetensors"), Ok(&[1.0, 2.0]));
-    check(
-        &index("model-00001-of-00002.safetensors"),
-        Err("tensor `b` is not in it, though `model.safetensors.index.json` says so, nor in \
-             another listed file\nhint: `model-00002-of-00002.safetensors` holds it"),
-    );
-    check(
-        &index("model-00003-of-00002.safetensors"),
-        Err("expected a shard listed in `model.safetensors.index.json`\nhint: download the"),
-    );
-    check(&index("../secret"), Err("expected a file name, got \"../secret\""));
-    check("{}", Err("expected an object `weight_map` of tensor to file"));
-    check("{", Err("EOF while parsing"));
-    check("", Err("EOF while parsing"));
-}
-
-#[test]
-fn folders_without_weights() {
-    let folder = tempfile::tempdir().unwrap();
-    let check = |path: &Path, expected: &str| {
-        let error = open_model_folder(path).unwrap_err().to_string();
-        assert!(error.starts_with("no weights in `") && error.contains(expected), "{error}");
-    };
-    check(&folder.path().join("nowhere"), "there is no such folder");
-    check(folder.path(), "expected `model.safetensors`, or `model.safetensors.index.json`");
-    fs::write(folder.path().join("pytorch_model.bin"), "x").unwrap();
-    check(folder.path(), "got `pytorch_model.bin`\nhint: pickles of PyTorch are not read");
-}
-
-#[test]
-fn files_that_are_not_safetensors() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("model.safetensors");
-    write_file(&path, &[("a", Dtype::F32, &[2], f32_bytes(&[1.0, 2.0]))]);
-    let good = fs::read(&path).unwrap();
-    let check = |bytes: &[u8], expected: &str| {
-        fs::write(&path, bytes).unwrap();
-        let error = open_model_folder(folder.path()).unwrap_err().to_string();
-        assert!(error.contains(expected), "expected `{expected}` in `{error}`");
-    };
-    check(b"", "expected a safetensors file, got 0 bytes");
-    check(&good[..7], "expected a safetensors file, got 7 bytes");
-    check(&good[..20], "expected a safetensors header, got a length of");
-    check(&good[..good.len() - 1], "bytes from its header, got");
-    check(&[&good[..], b"x"].concat(), "bytes from its header, got");
-    check(&[0xFF; 64], "got a length of 18446744073709551615 bytes");
-    check(&[&8u64.to_le_bytes()[..], b"not json"].concat(), "broken safetensors header");
-    let tensor = r#"{"dtype":"F32","shape":[1],"data_offsets":[0,4]}"#;
-    let overlapping = format!(r#"{{"a":{tensor},"b":{tensor}}}"#).into_bytes();
-    let length = (overlapping.len() as u64).to_le_bytes();
-    check(&[&length[..], &overlapping, &[0; 4]].concat(), "broken safetensors header");
-}
-
-#[test]
-fn tensors_that_do_not_fit_the_model() {
-    let folder = tempfile::tempdir().unwrap();
-    write_file(
-        &folder.path().join("model.safetensors"),
-        &[
-            ("model.norm.weight", Dtype::F32, &[2], f32_bytes(&[1.0, f32::INFINITY])),
-            ("codes", Dtype::U8, &[2], vec![1, 2]),
-            ("large", Dtype::F32, &[2], f32_bytes(&[1.0, f32::MAX])),
-        ],
-    );
-    let model = open_model_folder(folder.path()).unwrap();
-    let check = |name: &str, shape: &[usize], expected: &str| {
-        let error = model.read_f32(name, shape).unwrap_err().to_string();
-        assert!(error.contains(expected), "expected `{expected}` in `{error}`");
-    };
-    check("norm.weight", &[2], "is missing in `");
-    check("norm.weight", &[2], "(did you mean `model.norm.weight`?)");
-    check("lm_head.weight", &[2], "(it has 3 tensors, such as `codes`)");
-    check("codes", &[2], "expected one of F32, BF16, F16, got U8");
-    check("model.norm.weight", &[3], "expected shape [3], got [2]");
-    check("model.norm.weight", &[2, 1], "expected shape [2, 1], got [2]");
-    check("model.norm.weight", &[2], "expected finite values, got inf at element 1");
-    let mut short = [0.0];
-    let error = model.read_f32_into("large", &[2], &mut short).unwrap_err().to_string();
-    assert_eq!(error, "tensor `large`: expected a buffer of 2 elements, got 1");
-    assert_eq!(model.read_f32("large", &[2]).unwrap(), [1.0, f32::MAX]);
-    let error = model.read_bf16_bits_into("large", &[2], &mut [0; 2]).unwrap_err().to_string();
-    assert!(error.contains("got 3.4028235e38, beyond the range of BF16, at element 1"), "{error}");
 }
 
 #[test]
@@ -298,10 +118,10 @@ fn folders_are_whole_or_in_shards() {
         let folder = tempfile::tempdir().unwrap();
         let to = folder.path().join("deep/to");
         assert_eq!(written(&to, dtype, shard_bytes_max, 9.0).unwrap(), files, "{shard_bytes_max}");
-        let model = open_model_folder(&to).unwrap();
+        let model = Weights::open(&to).unwrap();
         assert_eq!(model.read_f32("c", &[3, 2]).unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0, 9.0]);
         assert_eq!(model.read_f32("b", &[2, 2]).unwrap(), [0.0, 1.0, 2.0, 3.0]);
-        assert_eq!(model.tensor("a").unwrap().dtype, dtype.name());
+        assert_eq!(model.tensor("a").unwrap().dtype.to_string(), dtype.name());
         assert_eq!(fs::read(to.join("config.json")).unwrap(), b"{}");
     }
 }
@@ -324,6 +144,6 @@ fn a_folder_is_complete_or_absent() {
     written(&to, CkptDtype::F32, 1000, 1.0).unwrap();
     let error = written(&to, CkptDtype::F32, 1000, 2.0).unwrap_err();
     assert!(matches!(error, HfError::Exists { .. }), "{error}");
-    assert_eq!(open_model_folder(&to).unwrap().read_f32("c", &[3, 2]).unwrap()[5], 1.0);
+    assert_eq!(Weights::open(&to).unwrap().read_f32("c", &[3, 2]).unwrap()[5], 1.0);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }

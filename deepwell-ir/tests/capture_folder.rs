@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use deepwell_ir::capture::{LlamaConfig, ModelFolder, StoredDType};
+use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 /// One header entry: name, element type, shape.
@@ -54,12 +55,13 @@ fn a_folder_that_fits_opens_in_the_order_of_the_parameters() {
     stored.push(("model.layers.0.self_attn.rotary_emb.inv_freq".to_string(), "F32", vec![16]));
     write_safetensors(&folder.path().join("model.safetensors"), &stored);
     let model = ModelFolder::open(folder.path()).unwrap();
-    assert_eq!(model.config, config);
-    let names: Vec<&str> = model.tensors.iter().map(|t| t.name.as_str()).collect();
+    assert_eq!(model.config, config.clone().into());
+    let weights = model.weights.unwrap();
+    let names: Vec<&str> = weights.tensors.iter().map(|t| t.name.as_str()).collect();
     let specs = config.parameters();
     assert_eq!(names, specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>());
-    assert!(model.tensors.iter().all(|t| t.dtype == StoredDType::Bf16));
-    let head = model.tensors.last().unwrap();
+    assert!(weights.tensors.iter().all(|t| t.dtype == Dtype::BF16));
+    let head = weights.tensors.last().unwrap();
     assert_eq!(head.size_bytes, 2 * 256 * 64);
     assert_eq!(
         model.notes.remarks,
@@ -69,7 +71,7 @@ fn a_folder_that_fits_opens_in_the_order_of_the_parameters() {
     // Header entries stand in the order of names, and the head is the first of them here.
     let header = fs::read(folder.path().join("model.safetensors")).unwrap();
     let header_bytes = u64::from_le_bytes(header[..8].try_into().unwrap());
-    let first = model.tensors.iter().map(|t| t.offset_bytes).min().unwrap();
+    let first = weights.tensors.iter().map(|t| t.offset_bytes).min().unwrap();
     assert_eq!(first, 8 + header_bytes);
 }
 
@@ -82,7 +84,7 @@ fn a_stored_copy_of_a_tied_head_and_another_dtype_are_remarked() {
     stored.push(("lm_head.weight".to_string(), "BF16", vec![256, 64]));
     write_safetensors(&folder.path().join("model.safetensors"), &stored);
     let model = ModelFolder::open(folder.path()).unwrap();
-    assert_eq!(model.tensors.len(), config.parameters().len());
+    assert_eq!(model.weights.unwrap().tensors.len(), config.parameters().len());
     assert_eq!(
         model.notes.remarks,
         [
@@ -90,6 +92,26 @@ fn a_stored_copy_of_a_tied_head_and_another_dtype_are_remarked() {
             "weights are stored as BF16, config.json says F32: taken as stored",
         ]
     );
+}
+
+/// A run takes fresh weights for a folder without any, and for a configuration that is named.
+#[test]
+fn weights_are_absent_or_not_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = micro(false);
+    write_config(folder.path(), &config);
+    let file = folder.path().join("config.json");
+    let check = |path: &Path| {
+        let model = ModelFolder::open(path).unwrap();
+        assert_eq!((&model.config_file, model.config), (&file, config.clone().into()));
+        assert_eq!(model.json["hidden_size"], 64);
+        assert!(model.weights.is_none(), "{}", path.display());
+    };
+    check(folder.path());
+    check(&file);
+    write_safetensors(&folder.path().join("model.safetensors"), &entries(&config));
+    check(&file);
+    assert!(ModelFolder::open(folder.path()).unwrap().weights.is_some());
 }
 
 /// Writes two shards and their index; gives the index for tests that damage it.
@@ -115,7 +137,8 @@ fn shards_are_read_through_their_index() {
     let config = micro(false);
     write_shards(folder.path(), &config);
     let model = ModelFolder::open(folder.path()).unwrap();
-    let files: Vec<_> = model.tensors.iter().map(|t| t.file.file_name().unwrap()).collect();
+    let tensors = model.weights.unwrap().tensors;
+    let files: Vec<_> = tensors.iter().map(|t| t.file.file_name().unwrap()).collect();
     assert_eq!(files[0], "a.safetensors");
     assert_eq!(files[5], "b.safetensors");
 }
@@ -235,14 +258,10 @@ fn damaged_files_are_named() {
         ),
         (
             |folder, _| {
-                fs::remove_file(folder.join("model.safetensors.index.json")).unwrap();
-                for file in ["a.safetensors", "b.safetensors"] {
-                    fs::remove_file(folder.join(file)).unwrap();
-                }
+                fs::write(folder.join("model.safetensors.index.json"), "{").unwrap();
             },
-            "`DIR`: expected `model.safetensors`, or `model.safetensors.index.json` and its \
-             shards\nhint: download the weights too; the config.json alone begins from fresh \
-             weights",
+            "`DIR/model.safetensors.index.json`: not JSON: EOF while parsing an object at line 1 \
+             column 1\nhint: download the file again",
         ),
     ];
     for (damage, expected) in rows {

@@ -144,10 +144,11 @@ fn folder(prefix: &str, change: fn(&mut Vec<(String, Vec<usize>)>)) -> tempfile:
 fn folders_of_both_namings_open_and_others_are_refused() {
     for prefix in ["", "transformer."] {
         let folder = folder(prefix, |_| {});
-        let model = ModelFolder::open_gpt2(folder.path()).unwrap();
+        let model = ModelFolder::open(folder.path()).unwrap();
         // Two tables, twelve tensors a layer, two of the final norm.
-        assert_eq!(model.tensors.len(), 2 + 2 * 12 + 2);
-        assert!(model.tensors.iter().all(|tensor| tensor.dtype == StoredDType::F32));
+        let tensors = model.weights.unwrap().tensors;
+        assert_eq!(tensors.len(), 2 + 2 * 12 + 2);
+        assert!(tensors.iter().all(|tensor| tensor.dtype == Dtype::F32));
         assert_eq!(
             model.notes.remarks.last().unwrap(),
             "1 stored attention masks are ignored: they are fixed"
@@ -169,7 +170,7 @@ fn folders_of_both_namings_open_and_others_are_refused() {
         (|all| all.push(("h.2.ln_1.bias".to_string(), vec![64])), "tensor `h.2.ln_1.bias` in"),
     ];
     for (change, expected) in rows {
-        let error = ModelFolder::open_gpt2(folder("", change).path()).unwrap_err().to_string();
+        let error = ModelFolder::open(folder("", change).path()).unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     }
 }

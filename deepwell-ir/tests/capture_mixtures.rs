@@ -5,10 +5,11 @@ use std::fs;
 use std::path::Path;
 
 use deepwell_ir::capture::{
-    LlamaConfig, ModelFamily, ModelFolder, StoredDType, StoredElement, WeightPacking, capture,
+    LlamaConfig, ModelFamily, ModelFolder, StoredElement, WeightPacking, capture,
     capture_for_sequence,
 };
 use deepwell_ir::{Graph, Op, Tag, differentiate};
+use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 
 /// The keys and values of the config.json of mistralai/Mixtral-8x7B-v0.1.
@@ -488,8 +489,8 @@ fn folders_of_one_file_and_of_shards_open() {
                 fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
             }
             let model = ModelFolder::open(folder.path()).unwrap();
-            assert_eq!(model.config, config);
-            assert_eq!(model.tensors.len(), stored.len(), "{family:?}");
+            assert_eq!(model.config, config.clone().into());
+            assert_eq!(model.weights.unwrap().tensors.len(), stored.len(), "{family:?}");
         }
     }
 }
@@ -574,5 +575,6 @@ fn layers_that_predict_further_tokens_are_ignored() {
     let model = ModelFolder::open(folder.path()).unwrap();
     let last = model.notes.remarks.last().unwrap();
     assert_eq!(last, "1 tensors of layers that predict further tokens are ignored");
-    assert!(model.tensors.iter().any(|tensor| tensor.dtype == StoredDType::E4m3));
+    let tensors = model.weights.unwrap().tensors;
+    assert!(tensors.iter().any(|tensor| tensor.dtype == Dtype::F8_E4M3));
 }

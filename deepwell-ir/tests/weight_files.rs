@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use deepwell_ir::capture::{LlamaConfig, ModelConfig, ModelFolder, WeightFiles};
+use deepwell_ir::capture::{LlamaConfig, ModelConfig, ModelFolder, WeightFiles, Weights};
 use serde_json::{Map, Value, json};
 
 /// A safetensors file of F32 zeros.
@@ -31,7 +31,8 @@ fn shard(path: &Path, names: &[&str]) {
 /// The names of the weights that are found, or the error without the folder's path.
 fn found(folder: &Path) -> Result<Option<Vec<String>>, String> {
     let tensors = WeightFiles::find(folder).and_then(|files| {
-        files.map(|mut files| files.tensors().map(|it| it.into_keys().collect())).transpose()
+        let names = |weights: Weights| weights.tensors().map(|it| it.name.clone()).collect();
+        files.map(|files| files.open().map(names)).transpose()
     });
     tensors.map_err(|error| error.to_string().replace(&folder.display().to_string(), "DIR"))
 }
@@ -148,10 +149,9 @@ fn issue_31_tensors_are_taken_from_the_shard_that_holds_them() {
     write(json!({"a": file(1), "b": file(2), "c": file(1)}));
     let names = ["a", "b", "c", "unmapped"].map(str::to_string).to_vec();
     assert_eq!(found(folder.path()), Ok(Some(names)));
-    let mut files = WeightFiles::find(folder.path()).unwrap().unwrap();
-    files.tensors().unwrap();
+    let weights = WeightFiles::find(folder.path()).unwrap().unwrap().open().unwrap();
     assert_eq!(
-        files.remarks,
+        weights.remarks,
         [
             "`model-00003-of-00003.safetensors` is ignored: `model.safetensors.index.json` lists \
              no tensor of it",
@@ -211,9 +211,10 @@ fn check_names(
     }
     let stored: Vec<_> = stored.into_iter().collect();
     write_safetensors(&folder.path().join("model.safetensors"), &stored);
-    let opened = ModelFolder::open_any(folder.path());
+    let opened = ModelFolder::open(folder.path());
     match (opened, expected) {
         (Ok(model), Ok(differ)) => {
+            let model = model.weights.unwrap();
             assert_eq!(model.stored_names.len(), differ, "{:?}", model.stored_names);
             assert_eq!(model.tensors.len(), stored.len());
             for (_, parts) in config.stored_slices() {

@@ -1,11 +1,9 @@
 //! Loads Hugging Face weights into an engine, or into a model that only generates.
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use bytemuck::cast_slice;
-use deepwell_ckpt::hf;
-use deepwell_ir::capture::{ModelFolder, StoredSlice, StoredTensor};
+use deepwell_ir::capture::{ModelConfig, ModelWeights, StoredSlice};
 use deepwell_ir::{Program, ValueId};
 
 use crate::TrainError;
@@ -33,7 +31,8 @@ pub trait MasterWeights {
 
 /// Rejects a stored output head that differs from its tied token table: transformers would train
 /// two tensors there.
-fn check_tied_head(folder: &hf::ModelFolder, stored: &[StoredTensor]) -> Result<(), TrainError> {
+fn check_tied_head(weights: &ModelWeights) -> Result<(), TrainError> {
+    let ModelWeights { files, tensors: stored, .. } = weights;
     const HEAD: &str = "lm_head.weight";
     let tables = [
         "model.embed_tokens.weight",
@@ -42,11 +41,11 @@ fn check_tied_head(folder: &hf::ModelFolder, stored: &[StoredTensor]) -> Result<
         "wte.weight",
     ];
     let table = stored.iter().find(|tensor| tables.contains(&tensor.name.as_str()));
-    let is_ignored = folder.tensor(HEAD).is_ok() && stored.iter().all(|t| t.name != HEAD);
+    let is_ignored = files.tensor(HEAD).is_some() && stored.iter().all(|t| t.name != HEAD);
     let Some(table) = table.filter(|_| is_ignored) else { return Ok(()) };
     let differ = {
-        let head = folder.read_f32(HEAD, &table.shape)?;
-        let table = folder.read_f32(&table.name, &table.shape)?;
+        let head = files.read_f32(HEAD, &table.shape)?;
+        let table = files.read_f32(&table.name, &table.shape)?;
         head.iter().zip(&table).filter(|(a, b)| a != b).count()
     };
     if differ == 0 {
@@ -64,17 +63,21 @@ fn check_tied_head(folder: &hf::ModelFolder, stored: &[StoredTensor]) -> Result<
     })
 }
 
-/// Loads the master weights from a model folder and computes the compute copies.
+/// Loads the master weights from the weights of a model folder and computes the compute copies.
+///
+/// Names, shapes and types were checked when the folder was opened.
 ///
 /// # Errors
-/// The folder's tensors do not match its configuration, or a file is unreadable.
-pub fn load_model_folder(target: &mut dyn MasterWeights, path: &Path) -> Result<(), TrainError> {
-    // Names, shapes and types are checked before anything is read.
-    let model = ModelFolder::open_any(path)?;
-    let parts = model.config.stored_slices().into_iter().map(|(spec, parts)| (spec.name, parts));
+/// A file cannot be read, a value is not finite, or a stored head differs from its tied table.
+pub fn load(
+    target: &mut dyn MasterWeights,
+    config: &ModelConfig,
+    weights: &ModelWeights,
+) -> Result<(), TrainError> {
+    let parts = config.stored_slices().into_iter().map(|(spec, parts)| (spec.name, parts));
     let parts: HashMap<String, Vec<StoredSlice>> = parts.collect();
-    let folder = hf::open_model_folder(path)?;
-    check_tied_head(&folder, &model.tensors)?;
+    check_tied_head(weights)?;
+    let files = &weights.files;
     let mut buffer: Vec<f32> = Vec::new();
     for index in 0..target.program().parameters.len() {
         let state = target.program().parameters[index].clone();
@@ -82,18 +85,18 @@ pub fn load_model_folder(target: &mut dyn MasterWeights, path: &Path) -> Result<
         let parts = parts.get(&state.name).map(Vec::as_slice).unwrap_or_default();
         let mut values = vec![0.0; shape.iter().product()];
         for part in parts {
-            let stored = model.stored_name(&part.name);
+            let stored = weights.stored_name(&part.name);
             let (elements, shape) = part.elements_of(&shape);
             let values = &mut values[elements];
             if part.shape == shape && !part.transposed && part.packing.is_none() {
-                folder.read_f32_into(stored, &part.shape, values)?;
+                files.read_f32_into(stored, &part.shape, values)?;
                 continue;
             }
             buffer.clear();
             buffer.resize(part.shape.iter().product(), 0.0);
             match part.packing {
-                None => folder.read_f32_into(stored, &part.shape, &mut buffer)?,
-                Some(packing) => packed::read(&folder, part, packing, &mut buffer)?,
+                None => files.read_f32_into(stored, &part.shape, &mut buffer)?,
+                Some(packing) => packed::read(files, part, packing, &mut buffer)?,
             }
             let slice = part.extract(&buffer, shape).ok_or_else(|| TrainError::Setting {
                 setting: "model",

@@ -5,12 +5,14 @@
 use std::path::{Path, PathBuf};
 
 use bytemuck::{cast_slice, cast_slice_mut};
-use deepwell_ckpt::hf::{WriteTensor, open_model_folder, write};
+use deepwell_ckpt::hf::{WriteTensor, write};
 use deepwell_ckpt::{CheckpointContents, CkptDtype, SaveOptions, Section, TensorView};
+use deepwell_ir::capture::Weights;
 use deepwell_precision::PrecisionPolicy;
 use deepwell_probe::{Cpu, Hardware};
 use deepwell_trainer::export::{ExportOptions, ModelFiles, TokensOf, export_hf};
-use deepwell_trainer::{CompileOptions, Engine, ModelSource, Settings, compile};
+use deepwell_trainer::{CompileOptions, Engine, ModelSource, Settings, SpecialTokens, compile};
+use safetensors::Dtype;
 use serde_json::{Value, json};
 
 const SEQ: usize = 12;
@@ -123,13 +125,13 @@ fn round_trip(config: &Value, dtype: CkptDtype, shard_bytes_max: u64) -> Vec<Str
         // place, or turned, moves it by 1e-2 or more.
         _ => assert!((before - after).abs() < 2e-3, "{config}: {before}, {after}"),
     }
-    let weights = open_model_folder(&to).unwrap();
-    for (name, tensor) in weights.tensors() {
+    let weights = Weights::open(&to).unwrap();
+    for tensor in weights.tensors() {
         // A step of a selection bias is less than what BF16 tells apart.
-        let keeps = name.ends_with("e_score_correction_bias") || dtype == CkptDtype::F32;
-        assert_eq!(tensor.dtype, if keeps { "F32" } else { "BF16" }, "{name}");
+        let keeps = tensor.name.ends_with("e_score_correction_bias") || dtype == CkptDtype::F32;
+        assert_eq!(tensor.dtype, if keeps { Dtype::F32 } else { Dtype::BF16 }, "{tensor:?}");
     }
-    weights.tensors().map(|(name, tensor)| format!("{name} {:?}", tensor.shape)).collect()
+    weights.tensors().map(|it| format!("{} {:?}", it.name, it.shape)).collect()
 }
 
 fn deepseek() -> Value {
@@ -248,7 +250,7 @@ fn exported_modules_come_back_as_their_state() {
         assert_eq!(others, remarks, "{name}: {:?}", exported.remarks);
         assert_eq!(to.join("config.json").is_file(), has_config, "{name}");
 
-        let weights = open_model_folder(&to).unwrap();
+        let weights = Weights::open(&to).unwrap();
         let stored = model.archive_tensors();
         assert_eq!(weights.tensors().len(), stored.len(), "{name}");
         let mut archive = deepwell_ir::capture::Pt2Model::open(&archive).unwrap();
@@ -257,6 +259,38 @@ fn exported_modules_come_back_as_their_state() {
             assert_eq!(written, archive.read_stored(&tensor.name).unwrap(), "{name}: {tensor:?}");
         }
     }
+}
+
+/// What was opened is read again neither for the weights, nor for the configuration of an export,
+/// nor for the tokens that end a text.
+#[test]
+fn issue_37_a_folder_is_opened_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("given.json");
+    std::fs::write(&path, config("qwen3", json!({"eos_token_id": 7})).to_string()).unwrap();
+    let model = ModelSource::open(path.to_str().unwrap()).unwrap();
+    let mut trained = engine(&model);
+    trained.initialize(3).unwrap();
+    let checkpoint = saved(&folder.path().join("out"), &model, &mut trained);
+    let to = folder.path().join("to");
+    let export = ExportOptions { shard_bytes_max: 9000, ..options(checkpoint, to.clone()) };
+    assert!(export_hf(&export, &mut |_, _| {}).unwrap().folder.files.len() > 4);
+    std::fs::write(to.join("config.json"), std::fs::read(&path).unwrap()).unwrap();
+    // Tokenizers are opened where they are used.
+    std::fs::remove_file(to.join("tokenizer.json")).unwrap();
+
+    let mut opened = ModelSource::open(to.to_str().unwrap()).unwrap();
+    let readings = |model: &ModelSource| {
+        let files = ModelFiles::of(model, TokensOf::Unknown).unwrap();
+        (SpecialTokens::of_model(model, None).unwrap(), files)
+    };
+    let before = readings(&opened);
+    assert_eq!(before.0.ends, [7]);
+    std::fs::remove_dir_all(&to).unwrap();
+    assert_eq!(readings(&opened), before);
+    let mut again = engine(&opened);
+    assert!(opened.load_weights(&mut again).unwrap());
+    assert_eq!(loss(&mut again).to_bits(), loss(&mut trained).to_bits());
 }
 
 /// transformers does not tie what is stored as two different tensors, so neither is it done here.
@@ -272,12 +306,12 @@ fn a_stored_head_that_is_not_the_table_is_refused() {
     let to = folder.path().join("to");
     let checkpoint = saved(&folder.path().join("out"), &model, &mut trained);
     export_hf(&options(checkpoint, to.clone()), &mut |_, _| {}).unwrap();
-    let weights = open_model_folder(&to).unwrap();
+    let weights = Weights::open(&to).unwrap();
     let mut tensors: Vec<(String, Vec<usize>, Vec<f32>)> = weights
         .tensors()
-        .map(|(name, tensor)| {
-            let values = weights.read_f32(name, &tensor.shape).unwrap();
-            (name.to_string(), tensor.shape.clone(), values)
+        .map(|tensor| {
+            let values = weights.read_f32(&tensor.name, &tensor.shape).unwrap();
+            (tensor.name.clone(), tensor.shape.clone(), values)
         })
         .collect();
     let table = tensors.iter().find(|tensor| tensor.0 == "model.embed_tokens.weight").unwrap();

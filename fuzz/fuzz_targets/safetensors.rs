@@ -1,13 +1,14 @@
-//! The header of a safetensors file, by each of the three that read one.
+//! The header of a safetensors file, by each of the two that read one.
 //!
 //! Input: two bytes, the length of what follows the header, then the header. A file of another form
 //! is behind two bytes 0xff.
 #![no_main]
 
 use std::cell::LazyCell;
+use std::path::Path;
 
 use deepwell_fuzz::{BASE_BYTES, Scratch, json, within_memory};
-use deepwell_ir::capture::ModelFolder;
+use deepwell_ir::capture::{ModelFolder, Weights};
 use deepwell_trainer::quantize_file::{FileFormat, QuantizeFileOptions, dequantize, quantize};
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
 
@@ -41,9 +42,9 @@ fuzz_target!(|data: &[u8]| {
     });
     within_memory(BASE_BYTES, file.len(), || {
         let _ = ModelFolder::open(&folder);
-        if let Ok(model) = deepwell_ckpt::hf::open_model_folder(&folder) {
-            for (name, tensor) in model.tensors() {
-                let _ = model.read_f32(name, &tensor.shape);
+        if let Ok(weights) = Weights::open(Path::new(&folder)) {
+            for tensor in weights.tensors() {
+                let _ = weights.read_f32(&tensor.name, &tensor.shape);
             }
         }
         let _ = dequantize(&path, &output, true);

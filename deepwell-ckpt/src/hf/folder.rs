@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use half::bf16;
 use serde::Serialize;
 
+use deepwell_ir::capture::WeightFiles;
+
 use super::HfError;
-use super::read::{INDEX_FILE, SINGLE_FILE};
 use crate::error::CheckpointError;
 use crate::io::{DiskIo, HashingFile, Io, PIECE_BYTES};
 use crate::shard::{HeaderTensor, header_bytes};
@@ -104,7 +105,7 @@ pub fn write_folder<E: From<HfError>>(
     let mut elements: Vec<f32> = Vec::new();
     for (number, shard) in shards.iter().enumerate() {
         let name = match shards.len() {
-            1 => SINGLE_FILE.to_string(),
+            1 => WeightFiles::SINGLE.to_string(),
             count => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
         };
         let mut file = partial.file(&name)?;
@@ -127,12 +128,12 @@ pub fn write_folder<E: From<HfError>>(
     if shards.len() > 1 {
         index.metadata.insert("total_size", written.tensor_bytes);
         let text = serde_json::to_vec_pretty(&index).map_err(|error| HfError::InvalidFile {
-            path: partial.folder.join(INDEX_FILE),
+            path: partial.folder.join(WeightFiles::INDEX),
             detail: error.to_string(),
         })?;
-        let mut file = partial.file(INDEX_FILE)?;
+        let mut file = partial.file(WeightFiles::INDEX)?;
         file.append(&text, |_| {}).and_then(|()| file.finish()).map_err(plain)?;
-        written.files.push(INDEX_FILE.to_string());
+        written.files.push(WeightFiles::INDEX.to_string());
     }
     partial.rename_to(path)?;
     Ok(written)

@@ -162,6 +162,19 @@ pub enum CaptureError {
         /// How to fix the problem.
         hint: String,
     },
+    /// A value of a tensor that is NaN or infinite.
+    #[error("tensor `{name}` in `{}`: expected finite values, got {value} at element {index}",
+        path.display())]
+    NonFinite {
+        /// The tensor.
+        name: String,
+        /// The file of the tensor.
+        path: PathBuf,
+        /// Row-major index of the first such element.
+        index: usize,
+        /// The value.
+        value: f32,
+    },
     /// An unreadable exported program.
     #[error("{location}: {what}\nhint: {hint}")]
     Export {

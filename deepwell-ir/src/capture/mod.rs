@@ -48,7 +48,7 @@ mod model_config;
 mod pt2;
 
 pub use error::CaptureError;
-pub use folder::{ModelFolder, StoredSlice, StoredTensor, WeightFiles, WeightTensor};
+pub use folder::{ModelFolder, ModelWeights, StoredSlice, StoredTensor, WeightFiles, Weights};
 pub use gpt2::{Gpt2Config, capture_gpt2};
 pub use llama::{
     CaptureNotes, ExpertsConfig, HiddenAct, LatentConfig, LlamaConfig, ModelFamily, ParameterRole,

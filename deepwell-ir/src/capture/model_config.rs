@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::json::{edit_distance, parse_object, read_text};
 use super::{
-    CaptureError, CaptureNotes, Gpt2Config, LlamaConfig, ModelFamily, ModelFolder, ParameterRole,
-    ParameterSpec, StoredSlice, capture, capture_for_sequence, capture_gpt2,
+    CaptureError, CaptureNotes, Gpt2Config, LlamaConfig, ModelFamily, ParameterRole, ParameterSpec,
+    StoredSlice, capture, capture_for_sequence, capture_gpt2,
 };
 use crate::Graph;
 
@@ -87,10 +87,17 @@ impl ModelConfig {
     /// # Errors
     /// As [`LlamaConfig::from_json`].
     pub fn from_json(text: &str, location: &str) -> Result<(Self, CaptureNotes), CaptureError> {
-        let object = parse_object(text, location)?;
+        Self::from_object(&parse_object(text, location)?, location)
+    }
+
+    /// Reads the object of a `config.json`.
+    pub(super) fn from_object(
+        object: &Map<String, Value>,
+        location: &str,
+    ) -> Result<(Self, CaptureNotes), CaptureError> {
         match object.get("model_type").and_then(Value::as_str) {
             Some("gpt2") => {
-                let (config, notes) = Gpt2Config::from_json(text, location)?;
+                let (config, notes) = Gpt2Config::from_object(object, location)?;
                 Ok((config.into(), notes))
             }
             Some(other) if !ModelConfig::model_types().any(|model_type| model_type == other) => {
@@ -107,7 +114,7 @@ impl ModelConfig {
                 })
             }
             _ => {
-                let (config, notes) = LlamaConfig::from_json(text, location)?;
+                let (config, notes) = LlamaConfig::from_object(object, location)?;
                 Ok((config.into(), notes))
             }
         }
@@ -278,28 +285,6 @@ fn missing_for(model_type: &str) -> Option<&'static str> {
         ),
         "phi" => Some("Phi's parallel blocks, biased norms and rotation of a part of each head"),
         _ => None,
-    }
-}
-
-impl ModelFolder<ModelConfig> {
-    /// Opens a folder of any family, like [`ModelFolder::open`] for the llama family.
-    ///
-    /// # Errors
-    /// As [`ModelFolder::open`].
-    pub fn open_any(path: impl AsRef<Path>) -> Result<Self, CaptureError> {
-        let path = path.as_ref();
-        let (config, _) = ModelConfig::from_path(path)?;
-        Ok(match config {
-            ModelConfig::Llama(_) => ModelFolder::open(path)?.into_any(),
-            ModelConfig::Gpt2(_) => ModelFolder::open_gpt2(path)?.into_any(),
-        })
-    }
-}
-
-impl<C: Into<ModelConfig>> ModelFolder<C> {
-    fn into_any(self) -> ModelFolder<ModelConfig> {
-        let ModelFolder { path, config, notes, tensors, stored_names } = self;
-        ModelFolder { path, config: config.into(), notes, tensors, stored_names }
     }
 }
 

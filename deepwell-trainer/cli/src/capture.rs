@@ -4,6 +4,7 @@ use std::fmt;
 
 use anyhow::Result;
 use clap::Args;
+use deepwell_ir::capture::StoredDType;
 use deepwell_ir::{Graph, Tag, TensorId, TensorKind};
 use deepwell_plan::format_bytes;
 use deepwell_trainer::ModelSource;
@@ -127,7 +128,8 @@ struct WeightSummary {
 impl Summary {
     fn new(model: &ModelSource, graph: &Graph) -> Summary {
         let weights = model.stored().map(|tensors| {
-            let mut dtypes: Vec<_> = tensors.iter().map(|tensor| tensor.dtype.name()).collect();
+            let dtypes = tensors.iter().filter_map(|tensor| StoredDType::of(tensor.dtype));
+            let mut dtypes: Vec<_> = dtypes.map(StoredDType::name).collect();
             dtypes.sort_unstable();
             dtypes.dedup();
             let bytes = tensors.iter().map(|tensor| tensor.size_bytes).sum();

@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::path::Path;
 
+use deepwell_ir::capture::StoredTensor;
 use deepwell_precision::{OperandClass, PrecisionPolicy, TensorUse};
 
 use super::QuantizeFileError;
-use super::safetensors::{Header, StoredTensor};
+use super::safetensors::Header;
 use super::tensor::SourceType;
 use super::uses::uses;
 
@@ -57,7 +58,7 @@ pub(super) fn decide<'a>(
             (Some(_), Some(reason)) => (false, reason.to_owned()),
             // A file contains the weights of the forward pass.
             (Some(assignment), None) => (
-                assignment.operand(OperandClass::FpropWeight).is_some() && tensor.bytes > 0,
+                assignment.operand(OperandClass::FpropWeight).is_some() && tensor.size_bytes > 0,
                 assignment.reason,
             ),
         };

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Instant;
 
+use deepwell_ir::capture::StoredTensor;
 use deepwell_precision::{ScaleRule, dequantize_rows, nvfp4, packed, scale_tiles, ue4m3};
 use half::{bf16, f16};
 
@@ -15,7 +16,7 @@ use super::output::Output;
 use super::planes::{QuantizedTensor, QuantizedTensors};
 use super::regions::{Region, for_each, for_each_run, regions};
 use super::report::DequantizeReport;
-use super::safetensors::{self, Header, NewTensor, StoredTensor};
+use super::safetensors::{self, Header, NewTensor};
 use super::shape::{Matrices, Stored, inputs_last};
 use super::tensor::TensorScaleForm;
 use super::{FileFormat, QuantizeFileError, ScaleLayout};
@@ -143,8 +144,7 @@ impl Input<'_> {
                 continue;
             }
             let Some(of_tensor) = quantized.tensors.get(&tensor.name) else {
-                let StoredTensor { name, dtype, shape, bytes, .. } = tensor.clone();
-                new.push(NewTensor { name, dtype, shape, bytes });
+                new.push(NewTensor::of(tensor));
                 jobs.push((tensor, None));
                 continue;
             };
@@ -173,14 +173,14 @@ impl Input<'_> {
                 Some(planes) => {
                     self.tensor(planes, &new.dtype, &out)?;
                     report.tensors += 1;
-                    report.bytes_in += planes.data.bytes + planes.scales.bytes;
+                    report.bytes_in += planes.data.size_bytes + planes.scales.size_bytes;
                     report.bytes_out += new.bytes;
                     continue;
                 }
             }
             report.tensors_kept += 1;
-            report.bytes_in += tensor.bytes;
-            report.bytes_out += tensor.bytes;
+            report.bytes_in += tensor.size_bytes;
+            report.bytes_out += tensor.size_bytes;
         }
         Ok(new)
     }
@@ -207,10 +207,10 @@ impl Input<'_> {
         let find = |name: &str, bytes: u64| {
             let stored = self.header.tensors.iter().find(|tensor| tensor.name == name);
             let tensor = stored.ok_or_else(|| invalid(format!("tensor `{name}` is missing")))?;
-            match tensor.bytes == bytes {
+            match tensor.size_bytes == bytes {
                 true => Ok(tensor),
                 false => {
-                    let got = tensor.bytes;
+                    let got = tensor.size_bytes;
                     Err(invalid(format!("`{name}`: expected {bytes} bytes, got {got}")))
                 }
             }
@@ -222,7 +222,7 @@ impl Input<'_> {
         let mut tensor_scale = [0; 4];
         let mut tensor_scale_form = TensorScaleForm::Factor;
         if let Some((name, form)) = &quantized.tensor_scale {
-            self.read(&mut tensor_scale, find(name, 4)?.begin)?;
+            self.read(&mut tensor_scale, find(name, 4)?.offset_bytes)?;
             tensor_scale_form = *form;
         }
         let tensor_scale = f32::from_le_bytes(tensor_scale);
@@ -247,10 +247,10 @@ impl Input<'_> {
         tensor: &StoredTensor,
         target: &Destination<'_>,
     ) -> Result<(), QuantizeFileError> {
-        let starts: Vec<u64> = (0..tensor.bytes).step_by(COPY_BYTES).collect();
+        let starts: Vec<u64> = (0..tensor.size_bytes).step_by(COPY_BYTES).collect();
         for_each(&starts, COPY_BYTES / 4, |buffer: &mut Vec<u8>, start| {
-            buffer.resize(COPY_BYTES.min((tensor.bytes - start) as usize), 0);
-            self.read(buffer, tensor.begin + start)?;
+            buffer.resize(COPY_BYTES.min((tensor.size_bytes - start) as usize), 0);
+            self.read(buffer, tensor.offset_bytes + start)?;
             target.write(buffer, start)
         })?;
         Ok(())
@@ -305,7 +305,7 @@ impl Input<'_> {
     ) -> Result<(), QuantizeFileError> {
         let Region { rows, cols, .. } = region;
         let Buffers { stored, data, scales, tiles, .. } = buffers;
-        let begin = planes.data.begin + region.data_begin(planes.matrices, planes.stored);
+        let begin = planes.data.offset_bytes + region.data_begin(planes.matrices, planes.stored);
         stored.resize(rows * planes.stored.data_len(cols), 0);
         self.read(stored, begin)?;
         match planes.stored.format {
@@ -320,7 +320,8 @@ impl Input<'_> {
             }
         }
         let blocks = planes.stored.blocks(cols);
-        let begin = planes.scales.begin + region.scales_begin(planes.matrices, planes.stored);
+        let begin =
+            planes.scales.offset_bytes + region.scales_begin(planes.matrices, planes.stored);
         scales.resize(rows * blocks, 0);
         match planes.stored.layout {
             ScaleLayout::Plain => self.read(scales, begin),

@@ -3,13 +3,15 @@
 use std::path::Path;
 use std::time::Instant;
 
+use deepwell_ir::capture::StoredTensor;
+
 use super::decide::{Decision, ModelFile, decide};
 use super::hf;
 use super::metadata::{KEY, Original, Quantized};
 use super::output::Output;
 use super::regions::TILED_COLS_MAX;
 use super::report::{Quality, QuantizeReport, TensorReport};
-use super::safetensors::{self, NewTensor, StoredTensor};
+use super::safetensors::{self, NewTensor};
 use super::shape::{Matrices, Stored, inputs_last};
 use super::tensor::{
     PlaneOffsets, SourceFile, SourceType, TargetFile, TensorScaleForm, Weight, Work, copy,
@@ -94,12 +96,7 @@ fn plan_file<'a>(
         let shape = inputs_last(&tensor.shape, is_inputs_first);
         let matrices = kind.and_then(|kind| Some((kind, Matrices::new(&shape)?)));
         match matrices {
-            None => new.push(NewTensor {
-                name: tensor.name.clone(),
-                dtype: tensor.dtype.clone(),
-                shape: tensor.shape.clone(),
-                bytes: tensor.bytes,
-            }),
+            None => new.push(NewTensor::of(tensor)),
             Some((_, matrices)) => {
                 if stored.layout == ScaleLayout::Tiled && matrices.cols > TILED_COLS_MAX {
                     return Err(QuantizeFileError::TooWide {
@@ -110,7 +107,7 @@ fn plan_file<'a>(
                 }
                 new.extend(stored_tensors(&tensor.name, &shape, matrices, stored));
                 let original = Original {
-                    dtype: tensor.dtype.clone(),
+                    dtype: tensor.dtype.to_string(),
                     shape: tensor.shape.clone(),
                     transposed: is_inputs_first,
                 };
@@ -177,11 +174,11 @@ fn quantize_file(
         };
         report.add(TensorReport {
             name: tensor.name.clone(),
-            dtype: tensor.dtype.clone(),
+            dtype: tensor.dtype.to_string(),
             shape: tensor.shape.clone(),
             inputs_first: job.is_inputs_first,
             reason: job.reason,
-            bytes_in: tensor.bytes,
+            bytes_in: tensor.size_bytes,
             bytes_out,
             quality,
         });

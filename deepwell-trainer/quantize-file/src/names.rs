@@ -1,8 +1,7 @@
 //! Role of a tensor of a model file, from its name and shape, if no configuration gives it.
 
+use deepwell_ir::capture::StoredTensor;
 use deepwell_precision::Role;
-
-use super::safetensors::StoredTensor;
 
 /// Components of names that are output heads at any position.
 const HEADS: [&str; 6] =
@@ -129,7 +128,7 @@ mod tests {
 
     fn tensor(name: &str, shape: &[usize]) -> StoredTensor {
         let (name, shape) = (name.to_owned(), shape.to_vec());
-        StoredTensor { name, dtype: "F32".to_owned(), shape, begin: 0, bytes: 0 }
+        crate::safetensors::test_tensor(name, shape)
     }
 
     #[test]

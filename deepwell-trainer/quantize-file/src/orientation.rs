@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::safetensors::StoredTensor;
+use deepwell_ir::capture::StoredTensor;
 
 /// Modules that are `Conv1D` in transformers' GPT-2 and derived models.
 const CONV1D: [&str; 4] = ["c_attn", "c_fc", "c_proj", "q_attn"];
@@ -127,7 +127,7 @@ mod tests {
             .iter()
             .map(|&(name, shape)| {
                 let (name, shape) = (name.to_owned(), shape.to_vec());
-                StoredTensor { name, dtype: "F32".to_owned(), shape, begin: 0, bytes: 0 }
+                crate::safetensors::test_tensor(name, shape)
             })
             .collect();
         let tensors: Vec<&StoredTensor> = tensors.iter().collect();

@@ -5,26 +5,15 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use ::safetensors::tensor::TensorInfo;
+use deepwell_ir::capture::{StoredTensor, WeightFiles};
 use deepwell_ir::{SafetensorsError, SafetensorsHeader};
 use serde_json::{Map, Value, json};
 
 use super::QuantizeFileError;
 
-pub(super) const SINGLE_FILE: &str = "model.safetensors";
-pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
+pub(super) const SINGLE_FILE: &str = WeightFiles::SINGLE;
+pub(super) const INDEX_FILE: &str = WeightFiles::INDEX;
 const METADATA: &str = "__metadata__";
-
-/// A tensor in a file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct StoredTensor {
-    pub(super) name: String,
-    pub(super) dtype: String,
-    pub(super) shape: Vec<usize>,
-    /// First byte, counted from the start of the file.
-    pub(super) begin: u64,
-    pub(super) bytes: u64,
-}
 
 /// Contents of a file's header.
 #[derive(Clone, Debug, Default)]
@@ -41,19 +30,9 @@ pub(super) fn open(path: &Path) -> Result<(File, Header), QuantizeFileError> {
         SafetensorsError::Io(source) => QuantizeFileError::io("read", path)(source),
         error => QuantizeFileError::invalid(path, error.to_string()),
     })?;
-    let tensor = |(name, info): (String, &TensorInfo)| {
-        let (begin, end) = info.data_offsets;
-        StoredTensor {
-            name,
-            dtype: info.dtype.to_string(),
-            shape: info.shape.clone(),
-            begin: header.data_begin + begin as u64,
-            bytes: (end - begin) as u64,
-        }
-    };
-    let mut tensors: Vec<StoredTensor> =
-        header.metadata.tensors().into_iter().map(tensor).collect();
-    tensors.sort_by(|a, b| (a.begin, a.bytes, &a.name).cmp(&(b.begin, b.bytes, &b.name)));
+    let mut tensors = StoredTensor::of_header(&header, path);
+    let place = |tensor: &StoredTensor| (tensor.offset_bytes, tensor.size_bytes);
+    tensors.sort_by(|a, b| (place(a), &a.name).cmp(&(place(b), &b.name)));
     let metadata = header.metadata.metadata().clone().unwrap_or_default().into_iter().collect();
     Ok((file, Header { tensors, metadata }))
 }
@@ -75,6 +54,18 @@ pub(super) struct NewTensor {
     pub(super) dtype: String,
     pub(super) shape: Vec<usize>,
     pub(super) bytes: u64,
+}
+
+impl NewTensor {
+    /// A tensor that is written as it is stored.
+    pub(super) fn of(tensor: &StoredTensor) -> NewTensor {
+        NewTensor {
+            name: tensor.name.clone(),
+            dtype: tensor.dtype.to_string(),
+            shape: tensor.shape.clone(),
+            bytes: tensor.size_bytes,
+        }
+    }
 }
 
 /// Rejects two tensors of one name, for a source file at `path`.
@@ -205,4 +196,11 @@ pub(super) fn write_index(
     let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
     let path = folder.join(INDEX_FILE);
     fs::write(&path, format!("{index:#}\n")).map_err(QuantizeFileError::io("write", path))
+}
+
+/// A tensor without data, for tests of names and shapes.
+#[cfg(test)]
+pub(super) fn test_tensor(name: String, shape: Vec<usize>) -> StoredTensor {
+    let (dtype, file) = (::safetensors::Dtype::F32, PathBuf::new());
+    StoredTensor { name, dtype, shape, file, offset_bytes: 0, size_bytes: 0 }
 }

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use ::safetensors::Dtype;
+use deepwell_ir::capture::StoredTensor;
 use deepwell_precision::{
     BlockStatistics, BlockSums, QuantFormat, QuantizeError, ScaleFormat, Source, nvfp4, packed,
     quantize_rows, scale_tiles,
@@ -11,7 +13,6 @@ use deepwell_precision::{
 use half::{bf16, f16};
 
 use super::regions::{Region, for_each, for_each_run, regions};
-use super::safetensors::StoredTensor;
 use super::shape::{Matrices, Stored};
 use super::{FileFormat, QuantizeFileError, ScaleLayout};
 
@@ -51,10 +52,10 @@ pub(super) fn copy(
     target: TargetFile<'_>,
     begin: u64,
 ) -> Result<(), QuantizeFileError> {
-    let starts: Vec<u64> = (0..tensor.bytes).step_by(COPY_BYTES).collect();
+    let starts: Vec<u64> = (0..tensor.size_bytes).step_by(COPY_BYTES).collect();
     for_each(&starts, COPY_BYTES / 4, |buffer: &mut Vec<u8>, start| {
-        buffer.resize(COPY_BYTES.min((tensor.bytes - start) as usize), 0);
-        source.read(buffer, tensor.begin + start)?;
+        buffer.resize(COPY_BYTES.min((tensor.size_bytes - start) as usize), 0);
+        source.read(buffer, tensor.offset_bytes + start)?;
         target.write(buffer, begin + start)
     })?;
     Ok(())
@@ -67,11 +68,11 @@ pub(super) fn copy_as_bf16(
     target: TargetFile<'_>,
     begin: u64,
 ) -> Result<(), QuantizeFileError> {
-    let starts: Vec<u64> = (0..tensor.bytes).step_by(COPY_BYTES).collect();
+    let starts: Vec<u64> = (0..tensor.size_bytes).step_by(COPY_BYTES).collect();
     for_each(&starts, COPY_BYTES / 4, |buffers: &mut (Vec<u8>, Vec<bf16>), start| {
         let (bytes, narrow) = buffers;
-        bytes.resize(COPY_BYTES.min((tensor.bytes - start) as usize), 0);
-        source.read(bytes, tensor.begin + start)?;
+        bytes.resize(COPY_BYTES.min((tensor.size_bytes - start) as usize), 0);
+        source.read(bytes, tensor.offset_bytes + start)?;
         narrow.clear();
         narrow.extend(
             bytes.as_chunks::<4>().0.iter().map(|&x| bf16::from_f32(f32::from_le_bytes(x))),
@@ -97,10 +98,10 @@ pub(super) enum SourceType {
 
 impl SourceType {
     pub(super) fn of(tensor: &StoredTensor) -> Option<Self> {
-        match tensor.dtype.as_str() {
-            "F32" => Some(Self::F32),
-            "BF16" => Some(Self::Bf16),
-            "F16" => Some(Self::F16),
+        match tensor.dtype {
+            Dtype::F32 => Some(Self::F32),
+            Dtype::BF16 => Some(Self::Bf16),
+            Dtype::F16 => Some(Self::F16),
             _ => None,
         }
     }
@@ -203,7 +204,7 @@ impl Weight<'_> {
         run: &mut Vec<u8>,
     ) -> Result<(), QuantizeFileError> {
         let size = size_of::<T>();
-        let file_offset = |first: u64| self.tensor.begin + size as u64 * first;
+        let file_offset = |first: u64| self.tensor.offset_bytes + size as u64 * first;
         if !self.is_inputs_first {
             let bytes = bytemuck::cast_slice_mut(target);
             return self.file.read(bytes, file_offset(region.first(self.matrices)));

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use deepwell_ir::capture::ModelConfig;
+use deepwell_ir::capture::StoredTensor;
 use deepwell_precision::Role;
 
 use super::names::{Neighbours, kept};
 use super::orientation::{Orientations, orientations};
-use super::safetensors::StoredTensor;
 
 const CONFIG: &str = "config.json";
 

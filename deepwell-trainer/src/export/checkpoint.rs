@@ -64,9 +64,21 @@ pub fn export_hf(
 ) -> Result<Exported, TrainError> {
     let checkpoint = deepwell_ckpt::load(&options.checkpoint)?;
     let settings = settings_of(&checkpoint)?;
+    let mut model = open_model(options, &settings)?;
+    export_opened(options, &checkpoint, &settings, &mut model, progress)
+}
+
+/// [`export_hf`] of an opened checkpoint and its model.
+pub(super) fn export_opened(
+    options: &ExportOptions,
+    checkpoint: &Checkpoint,
+    settings: &Settings,
+    model: &mut ModelSource,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Exported, TrainError> {
     let kept = kept_folder(&options.checkpoint);
-    let model = open_model(options, &settings, &kept)?;
-    let tensors = Tensors::of(&checkpoint, model)?;
+    let family = model.family();
+    let tensors = Tensors::of(checkpoint, model)?;
     let mut files = if kept.is_dir() && (&options.tokenizer, &options.model) == (&None, &None) {
         ModelFiles::read(&kept)?
     } else {
@@ -90,14 +102,13 @@ pub fn export_hf(
     }
     let tokens = files.tokens(&kept);
     remarks.extend(tokens.and_then(|tokens| tensors.model().note_on_vocabulary(tokens)));
-    let family = tensors.model().family();
     let total = tensors.bytes(options.dtype);
     let folder = write_folder(
         &options.to,
         &files.into_contents(),
         &tensors.list(),
         FolderOptions { dtype: options.dtype, shard_bytes_max: options.shard_bytes_max },
-        tensors.reader(&checkpoint),
+        tensors.reader(checkpoint),
         |bytes| progress(bytes, total),
     )?;
     Ok(Exported {
@@ -136,9 +147,8 @@ pub(crate) fn kept_folder(checkpoint: &Path) -> PathBuf {
 pub(super) fn open_model(
     options: &ExportOptions,
     settings: &Settings,
-    kept: &Path,
 ) -> Result<ModelSource, TrainError> {
-    let kept = kept.join(files::CONFIG);
+    let kept = kept_folder(&options.checkpoint).join(files::CONFIG);
     match &options.model {
         Some(name) => ModelSource::open(name),
         None if kept.is_file() => ModelSource::open(&kept.display().to_string()),

@@ -101,7 +101,7 @@ impl ModelFiles {
             TokensOf::Bytes => model.own_tokenizer().is_none(),
             TokensOf::Unknown => true,
         };
-        if let Some((mut config, is_own)) = model.config_json()? {
+        if let Some((mut config, is_own)) = model.config_json() {
             if let (false, Some(object)) = (is_own && has_own_ids, config.as_object_mut()) {
                 // Byte 0 separates documents, so it also begins a document.
                 let begin = separator.filter(|_| tokens == TokensOf::Bytes);

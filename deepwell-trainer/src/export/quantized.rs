@@ -12,7 +12,7 @@ use deepwell_quantize_file::{
 };
 use serde::Serialize;
 
-use super::checkpoint::{ExportOptions, export_hf, kept_folder, open_model, settings_of};
+use super::checkpoint::{ExportOptions, export_opened, open_model, settings_of};
 use crate::source::StoredParameter;
 use crate::{ModelSource, Settings, TrainError};
 
@@ -74,7 +74,7 @@ pub fn quantize_hf(
 /// as F32 to a temporary folder beside the output first.
 ///
 /// # Errors
-/// As [`export_hf`]; a weight cannot be quantized.
+/// As [`export_hf`](super::export_hf); a weight cannot be quantized.
 pub fn export_hf_quantized(
     options: &ExportOptions,
     quantization: &Quantization,
@@ -92,11 +92,10 @@ pub fn export_hf_quantized(
         .map_err(TrainError::io(parent))?;
     let plain = partial.path().join("plain");
     let unquantized = ExportOptions { to: plain.clone(), dtype: CkptDtype::F32, ..options.clone() };
-    let written = export_hf(&unquantized, progress)?;
-
     let checkpoint = deepwell_ckpt::load(&options.checkpoint)?;
     let settings = settings_of(&checkpoint)?;
-    let model = open_model(options, &settings, &kept_folder(&options.checkpoint))?;
+    let mut model = open_model(options, &settings)?;
+    let written = export_opened(&unquantized, &checkpoint, &settings, &mut model, progress)?;
     let slices = model.stored_slices()?;
     let assigned = assigned(&checkpoint, &settings, &model, &slices, quantization)?;
     let folder = quantize_folder(

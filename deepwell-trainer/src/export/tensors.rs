@@ -18,17 +18,20 @@ struct Member {
 }
 
 /// The tensors of the weight files, each with its master weights.
-pub(super) struct Tensors {
-    model: ModelSource,
+pub(super) struct Tensors<'a> {
+    model: &'a mut ModelSource,
     list: Vec<FolderTensor>,
     members: HashMap<String, Vec<Member>>,
     /// Remarks for the user; sentences.
     pub(super) remarks: Vec<String>,
 }
 
-impl Tensors {
+impl<'a> Tensors<'a> {
     /// The tensors of `model`, whose parameters must match the master weights of `checkpoint`.
-    pub(super) fn of(checkpoint: &Checkpoint, model: ModelSource) -> Result<Tensors, TrainError> {
+    pub(super) fn of(
+        checkpoint: &Checkpoint,
+        model: &'a mut ModelSource,
+    ) -> Result<Tensors<'a>, TrainError> {
         let mut tensors =
             Tensors { list: Vec::new(), members: HashMap::new(), remarks: Vec::new(), model };
         let mut expected = BTreeSet::new();
@@ -79,7 +82,7 @@ impl Tensors {
     }
 
     pub(super) fn model(&self) -> &ModelSource {
-        &self.model
+        self.model
     }
 
     pub(super) fn list(&self) -> Vec<FolderTensor> {
@@ -94,7 +97,7 @@ impl Tensors {
 
     /// Returns a function that fills the elements of one tensor at a time.
     pub(super) fn reader(
-        mut self,
+        self,
         checkpoint: &Checkpoint,
     ) -> impl FnMut(&FolderTensor, &mut [f32]) -> Result<(), TrainError> {
         let mut buffer: Vec<f32> = Vec::new();

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use bytemuck::cast_slice;
 use deepwell_ir::capture::{
-    ArchiveTensor, CaptureNotes, ModelConfig, ModelFolder, OpaqueCall, ParameterRole, Pt2Model,
-    StoredSlice, StoredTensor, WeightFiles,
+    ArchiveTensor, CaptureNotes, ModelConfig, ModelFolder, ModelWeights, OpaqueCall, ParameterRole,
+    Pt2Model, StoredSlice, StoredTensor,
 };
 use deepwell_ir::{Graph, Op, Role, TensorKind};
 use serde_json::Value;
@@ -17,8 +17,10 @@ use crate::weights::{self, MasterWeights};
 /// Description of a model.
 #[derive(Debug)]
 pub(super) enum Description {
-    /// A configuration.
-    Config(Box<ModelConfig>),
+    /// The configuration of a preset.
+    Preset(Box<ModelConfig>),
+    /// A folder, or its `config.json` alone.
+    Folder(Box<ModelFolder>),
     /// A graph of PyTorch.
     Exported(Box<Pt2Model>),
 }
@@ -41,11 +43,6 @@ pub struct ModelSource {
     pub(super) name: String,
     pub(super) description: Description,
     pub(super) notes: CaptureNotes,
-    /// The file with its configuration.
-    pub(super) config_file: Option<PathBuf>,
-    /// The folder, if it holds weights.
-    pub(super) folder: Option<PathBuf>,
-    pub(super) stored: Option<Vec<StoredTensor>>,
     /// Remark about weights next to a `config.json` that are not read.
     pub(super) unread_weights: Option<String>,
 }
@@ -75,45 +72,47 @@ impl ModelSource {
     /// The name does not exist, the folder has weights in an unsupported form, or the model cannot
     /// be captured.
     pub fn open(name: &str) -> Result<ModelSource, TrainError> {
-        let source = |description, notes, folder, stored| ModelSource {
+        let source = |description, notes, unread_weights| ModelSource {
             name: name.to_string(),
             description,
             notes,
-            config_file: None,
-            folder,
-            stored,
-            unread_weights: None,
+            unread_weights,
         };
-        let config = |config| Description::Config(Box::new(config));
         if let Some(preset) = ModelConfig::preset(name) {
-            return Ok(source(config(preset), CaptureNotes::default(), None, None));
+            let preset = Description::Preset(Box::new(preset));
+            return Ok(source(preset, CaptureNotes::default(), None));
         }
         let path = Path::new(name);
         if !path.exists() {
             return Err(no_such_model(name));
         }
-        let file = if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
-        let with_file = |model| ModelSource { config_file: Some(file), ..model };
         if Pt2Model::is_archive(path) {
             let model = Pt2Model::open(path)?;
             let notes = CaptureNotes { remarks: model.remarks.clone(), ..CaptureNotes::default() };
-            return Ok(source(Description::Exported(Box::new(model)), notes, None, None));
+            return Ok(source(Description::Exported(Box::new(model)), notes, None));
         }
-        if path.is_dir() && WeightFiles::find(path)?.is_some() {
-            let folder = ModelFolder::open_any(path)?;
-            let stored = Some(folder.tensors);
-            let model = source(config(folder.config), folder.notes, Some(folder.path), stored);
-            return Ok(with_file(model));
-        }
-        let (read, notes) = ModelConfig::from_path(path)?;
+        let folder = ModelFolder::open(path)?;
+        let notes = folder.notes.clone();
         let unread_weights = if path.is_file() { unread_beside(path) } else { None };
-        let model = source(config(read), notes, None, None);
-        Ok(with_file(ModelSource { unread_weights, ..model }))
+        Ok(source(Description::Folder(Box::new(folder)), notes, unread_weights))
     }
 
     /// The file with the configuration.
     pub(crate) fn config_file(&self) -> Option<&Path> {
-        self.config_file.as_deref()
+        self.folder().map(|folder| folder.config_file.as_path())
+    }
+
+    /// The folder, or the `config.json`, that the model was opened from.
+    pub(crate) fn folder(&self) -> Option<&ModelFolder> {
+        match &self.description {
+            Description::Folder(folder) => Some(folder),
+            Description::Preset(_) | Description::Exported(_) => None,
+        }
+    }
+
+    /// The weights of its folder.
+    fn folder_weights(&self) -> Option<&ModelWeights> {
+        self.folder()?.weights.as_ref()
     }
 
     /// The name, as given.
@@ -123,16 +122,14 @@ impl ModelSource {
 
     /// The family by its `model_type`, or `pt2` for an exported graph.
     pub fn family(&self) -> &'static str {
-        match &self.description {
-            Description::Config(config) => config.family(),
-            Description::Exported(_) => "pt2",
-        }
+        self.config().map_or("pt2", ModelConfig::family)
     }
 
     /// The configuration, if any.
     pub fn config(&self) -> Option<&ModelConfig> {
         match &self.description {
-            Description::Config(config) => Some(config),
+            Description::Preset(config) => Some(config),
+            Description::Folder(folder) => Some(&folder.config),
             Description::Exported(_) => None,
         }
     }
@@ -140,27 +137,20 @@ impl ModelSource {
     /// Returns the configuration as a `config.json`, and whether it is the model's own file.
     /// Missing `architectures` are added, and the entries about packed weights are removed, because
     /// weights are written unpacked. None for an exported graph.
-    ///
-    /// # Errors
-    /// The file can no longer be read.
-    pub fn config_json(&self) -> Result<Option<(Value, bool)>, TrainError> {
-        let Some(config) = self.config() else { return Ok(None) };
-        let mut written = config.clone().unpacked().to_json();
-        let Some(file) = &self.config_file else { return Ok(Some((written, false))) };
-        let text = std::fs::read(file).map_err(TrainError::io(file))?;
-        let own = serde_json::from_slice::<Value>(&text);
-        let own = own.map_err(std::io::Error::other).map_err(TrainError::io(file))?;
-        let Value::Object(mut object) = own else { return Ok(Some((written, false))) };
+    pub fn config_json(&self) -> Option<(Value, bool)> {
+        let mut written = self.config()?.clone().unpacked().to_json();
+        let Some(folder) = self.folder() else { return Some((written, false)) };
+        let mut object = folder.json.clone();
         object.remove("quantization_config");
         if object.get("architectures").is_none_or(Value::is_null) {
             object.insert("architectures".to_string(), written["architectures"].take());
         }
-        Ok(Some((Value::Object(object), true)))
+        Some((Value::Object(object), true))
     }
 
     /// The `generation_config.json` of the model's folder.
     pub fn generation_config(&self) -> Option<PathBuf> {
-        let file = self.config_file.as_ref()?.with_file_name("generation_config.json");
+        let file = self.config_file()?.with_file_name("generation_config.json");
         file.is_file().then_some(file)
     }
 
@@ -177,34 +167,30 @@ impl ModelSource {
             got: "none of its shape".to_string(),
             hint: None,
         };
-        match &self.description {
-            Description::Config(config) => {
-                let mut all = Vec::new();
-                for (spec, parts) in (**config).clone().unpacked().stored_slices() {
-                    let is_head = spec.role == ParameterRole::Head;
-                    for mut part in parts {
-                        if matches!(**config, ModelConfig::Gpt2(_)) && !is_head {
-                            part.name = format!("transformer.{}", part.name);
-                        }
-                        let name = spec.name.clone();
-                        let shape = spec.shape.clone();
-                        let keeps_f32 = spec.role == ParameterRole::SelectionBias;
-                        all.push(StoredParameter { name, shape, part, keeps_f32 });
+        if let Some(config) = self.config() {
+            let mut all = Vec::new();
+            for (spec, parts) in config.clone().unpacked().stored_slices() {
+                let is_head = spec.role == ParameterRole::Head;
+                for mut part in parts {
+                    if matches!(config, ModelConfig::Gpt2(_)) && !is_head {
+                        part.name = format!("transformer.{}", part.name);
                     }
+                    let name = spec.name.clone();
+                    let shape = spec.shape.clone();
+                    let keeps_f32 = spec.role == ParameterRole::SelectionBias;
+                    all.push(StoredParameter { name, shape, part, keeps_f32 });
                 }
-                Ok(all)
             }
-            Description::Exported(model) => model
-                .graph
-                .parameters()
-                .map(|(_, tensor)| {
-                    let part = model.part(&tensor.name).ok_or_else(|| refuse(&tensor.name))?;
-                    let shape = tensor.shape.as_fixed().unwrap_or_default();
-                    let name = tensor.name.clone();
-                    Ok(StoredParameter { name, shape, part, keeps_f32: false })
-                })
-                .collect(),
+            return Ok(all);
         }
+        let Some(model) = self.exported() else { return Ok(Vec::new()) };
+        let stored = |name: &str, shape: Option<Vec<usize>>| {
+            let part = model.part(name).ok_or_else(|| refuse(name))?;
+            let (name, shape) = (name.to_string(), shape.unwrap_or_default());
+            Ok(StoredParameter { name, shape, part, keeps_f32: false })
+        };
+        let parameters = model.graph.parameters();
+        parameters.map(|(_, tensor)| stored(&tensor.name, tensor.shape.as_fixed())).collect()
     }
 
     /// The tensors of an archive's weights, read by the graph or not. None for models with a
@@ -217,7 +203,7 @@ impl ModelSource {
     pub(crate) fn read_stored(&mut self, name: &str) -> Result<Vec<f32>, TrainError> {
         match &mut self.description {
             Description::Exported(model) => Ok(model.read_stored(name)?),
-            Description::Config(_) => Err(TrainError::Setting {
+            Description::Preset(_) | Description::Folder(_) => Err(TrainError::Setting {
                 setting: "model",
                 expected: format!("all of `{name}` to be trained"),
                 got: "a part of it".to_string(),
@@ -229,7 +215,7 @@ impl ModelSource {
     /// The exported program, if the model is one.
     pub fn exported(&self) -> Option<&Pt2Model> {
         match &self.description {
-            Description::Config(_) => None,
+            Description::Preset(_) | Description::Folder(_) => None,
             Description::Exported(model) => Some(model),
         }
     }
@@ -242,13 +228,14 @@ impl ModelSource {
     /// The tensors of the weight files, for a folder with weights; names, shapes and types are
     /// checked.
     pub fn stored(&self) -> Option<&[StoredTensor]> {
-        self.stored.as_deref()
+        self.folder_weights().map(|weights| weights.tensors.as_slice())
     }
 
     /// Size of the vocabulary: rows of the token table.
     pub fn vocab_size(&self) -> usize {
         match &self.description {
-            Description::Config(config) => config.vocab_size(),
+            Description::Preset(config) => config.vocab_size(),
+            Description::Folder(folder) => folder.config.vocab_size(),
             Description::Exported(model) => {
                 let table = model.graph.nodes.iter().find_map(|node| match node.op {
                     deepwell_ir::Op::Embedding(_) => node.inputs.get(1),
@@ -263,7 +250,8 @@ impl ModelSource {
     /// Longest supported sequence, if known.
     pub fn seq_max(&self) -> Option<usize> {
         match &self.description {
-            Description::Config(config) => Some(config.max_position_embeddings()),
+            Description::Preset(config) => Some(config.max_position_embeddings()),
+            Description::Folder(folder) => Some(folder.config.max_position_embeddings()),
             Description::Exported(model) => position_rows(&model.graph),
         }
     }
@@ -351,7 +339,8 @@ impl ModelSource {
     /// The model cannot be captured, or not for sequences of this length.
     pub fn capture(&self, seq: Option<usize>) -> Result<Graph, TrainError> {
         match &self.description {
-            Description::Config(config) => Ok(config.capture(seq)?),
+            Description::Preset(config) => Ok(config.capture(seq)?),
+            Description::Folder(folder) => Ok(folder.config.capture(seq)?),
             Description::Exported(model) => Ok(model.graph.clone()),
         }
     }
@@ -363,8 +352,8 @@ impl ModelSource {
     /// The weights cannot be read, or are stored in an unsupported form: packed, or with the
     /// projections of experts in one tensor.
     pub fn load_weights(&mut self, target: &mut dyn MasterWeights) -> Result<bool, TrainError> {
-        if let Some(folder) = &self.folder {
-            weights::load_model_folder(target, folder)?;
+        if let (Some(config), Some(files)) = (self.config(), self.folder_weights()) {
+            weights::load(target, config, files)?;
             return Ok(true);
         }
         let Description::Exported(model) = &mut self.description else { return Ok(false) };

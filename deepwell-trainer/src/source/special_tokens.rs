@@ -1,6 +1,6 @@
 //! The start and end tokens of a text, as named in the files of a model.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -32,28 +32,34 @@ impl SpecialTokens {
         model: &ModelSource,
         tokenizer: Option<&Path>,
     ) -> Result<SpecialTokens, TrainError> {
-        match model.config_file().and_then(Path::parent) {
-            Some(folder) if model.fits_tokenizer(tokenizer) => SpecialTokens::of_folder(folder),
-            _ => Ok(SpecialTokens::default()),
-        }
+        let Some(folder) = model.folder().filter(|_| model.fits_tokenizer(tokenizer)) else {
+            return Ok(SpecialTokens::default());
+        };
+        let config = Value::Object(folder.json.clone());
+        SpecialTokens::of(model.generation_config(), Some((&folder.config_file, config)))
     }
 
-    /// The tokens of a model folder, or of the folder of a `config.json`.
+    /// The tokens of the model files in a run's folder.
     ///
     /// # Errors
     /// A file is not JSON, or has values that are not tokens.
     pub fn of_folder(folder: &Path) -> Result<SpecialTokens, TrainError> {
+        let [generation, config] = ["generation_config.json", "config.json"]
+            .map(|name| Some(folder.join(name)).filter(|path| path.is_file()));
+        let config = config.as_deref().map(read_json).transpose()?;
+        SpecialTokens::of(generation, config)
+    }
+
+    /// The tokens that `generation_config.json` names, otherwise `config.json`.
+    fn of(
+        generation: Option<PathBuf>,
+        config: Option<(&Path, Value)>,
+    ) -> Result<SpecialTokens, TrainError> {
+        let generation = generation.as_deref().map(read_json).transpose()?;
         let mut sources = Vec::new();
-        for name in ["generation_config.json", "config.json"] {
-            let path = folder.join(name);
-            if !path.is_file() {
-                continue;
-            }
-            let text = std::fs::read(&path).map_err(TrainError::io(&path))?;
-            let json = serde_json::from_slice::<Value>(&text);
-            let json = json.map_err(std::io::Error::other).map_err(TrainError::io(&path))?;
+        for (path, json) in [generation, config].into_iter().flatten() {
             let decoder = DECODERS.iter().find_map(|key| json.get(key)).cloned();
-            sources.push((path.clone(), json));
+            sources.push((path, json));
             sources.extend(decoder.map(|json| (path, json)));
         }
         let first = |key: &str| -> Result<Vec<u32>, TrainError> {
@@ -68,6 +74,12 @@ impl SpecialTokens {
         let begin = first("bos_token_id")?.first().copied();
         Ok(SpecialTokens { begin, ends: first("eos_token_id")? })
     }
+}
+
+fn read_json(path: &Path) -> Result<(&Path, Value), TrainError> {
+    let text = std::fs::read(path).map_err(TrainError::io(path))?;
+    let json = serde_json::from_slice::<Value>(&text);
+    Ok((path, json.map_err(std::io::Error::other).map_err(TrainError::io(path))?))
 }
 
 /// Parses a token, a list of tokens, or null for none. A negative number also means none.

@@ -4,9 +4,9 @@
 //! that F32 and BF16 represent each product exactly. An E4M3 element times its F32 factor is
 //! rounded once, to F32.
 
-use deepwell_ckpt::hf;
-use deepwell_ir::capture::{StoredSlice, WeightPacking};
+use deepwell_ir::capture::{StoredSlice, WeightPacking, Weights};
 use deepwell_precision::{e2m1, e4m3, e8m0};
+use safetensors::Dtype;
 
 use crate::TrainError;
 
@@ -19,7 +19,7 @@ const MXFP4_BYTES: usize = MXFP4_BLOCK / 2;
 /// # Errors
 /// A tensor is missing or has another shape or type, or a value is not finite.
 pub(super) fn read(
-    folder: &hf::ModelFolder,
+    files: &Weights,
     part: &StoredSlice,
     packing: WeightPacking,
     values: &mut [f32],
@@ -29,14 +29,14 @@ pub(super) fn read(
         (WeightPacking::Mxfp4, [stack @ .., columns]) => {
             let blocks = [stack, &[columns / MXFP4_BLOCK]].concat();
             let data = [&blocks[..], &[MXFP4_BYTES]].concat();
-            let data = folder.read_bytes(&format!("{name}_blocks"), &data, "U8")?;
-            let scales = folder.read_bytes(&format!("{name}_scales"), &blocks, "U8")?;
+            let data = files.read_bytes(&format!("{name}_blocks"), &data, Dtype::U8)?;
+            let scales = files.read_bytes(&format!("{name}_scales"), &blocks, Dtype::U8)?;
             unpack_mxfp4(&data, &scales, values);
         }
         (WeightPacking::Fp8Blocks { rows, columns }, &[height, width]) => {
-            let data = folder.read_bytes(name, &part.shape, "F8_E4M3")?;
+            let data = files.read_bytes(name, &part.shape, Dtype::F8_E4M3)?;
             let shape = [height.div_ceil(rows), width.div_ceil(columns)];
-            let factors = folder.read_f32(&format!("{name}_scale_inv"), &shape)?;
+            let factors = files.read_f32(&format!("{name}_scale_inv"), &shape)?;
             unpack_fp8(&data, &factors, width, [rows, columns], values);
         }
         (packing, shape) => {

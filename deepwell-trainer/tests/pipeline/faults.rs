@@ -8,6 +8,7 @@ use deepwell_kernels::{
 };
 use deepwell_trainer::{CompileOptions, World};
 
+use super::observers::poisoned;
 use super::ranks::hardware;
 use super::{
     CLIP, LEARNING_RATE, Model, PATIENCE, ROWS, SEED, batch, compile, options, stages, tensors,
@@ -132,39 +133,9 @@ fn planted_faults_are_seen() {
     assert_eq!(swapped[0].0, swapped[1].0);
 }
 
-/// Makes a gradient of one rank no number.
-struct Poison(f32);
-
-impl Observer for Poison {
-    fn before(
-        &mut self,
-        program: &Program,
-        call: &Call,
-        _instance: Instance,
-        backend: &mut dyn Backend,
-    ) -> Result<CallAction, KernelError> {
-        if call.name == "grad_norm.squares" && self.0 != 0.0 {
-            let gradient = program.parameters[1].gradient.expect("a gradient");
-            let first = deepwell_ir::ByteRange { bytes: 4, ..program.value(gradient).range };
-            backend.write(first, cast_slice(&[self.0]))?;
-        }
-        Ok(CallAction::Run)
-    }
-
-    fn after(
-        &mut self,
-        _program: &Program,
-        _call: &Call,
-        _instance: Instance,
-        _backend: &mut dyn Backend,
-    ) -> Result<(), KernelError> {
-        Ok(())
-    }
-}
-
 #[test]
 fn a_step_that_is_not_finite_on_one_stage_is_skipped_on_all() {
-    for (poisoned, value) in [(0, f32::NAN), (1, f32::INFINITY), (2, f32::NAN)] {
+    for (at, value) in [(0, f32::NAN), (1, f32::INFINITY), (2, f32::NAN)] {
         let options =
             CompileOptions { stage_layers: Some(vec![1, 2, 1]), ..options("mxfp8", stages(3)) };
         let after = compile(Model::Llama, &options).on_all(|engine| {
@@ -172,9 +143,10 @@ fn a_step_that_is_not_finite_on_one_stage_is_skipped_on_all() {
             let (inputs, targets) = batch(0);
             engine.step(&inputs, &targets, LEARNING_RATE, CLIP)?;
             let before = tensors(engine)?;
-            let poison = if engine.rank() == poisoned { value } else { 0.0 };
+            let number = if engine.rank() == at { value } else { 0.0 };
             let (inputs, targets) = batch(1);
-            let mut poison = Poison(poison);
+            let gradient = |program: &Program| program.parameters[1].gradient;
+            let mut poison = poisoned("grad_norm.squares", gradient, number);
             let outcome =
                 engine.step_observed(&inputs, &targets, LEARNING_RATE, CLIP, &mut poison)?;
             assert!(outcome.skipped && !outcome.grad_norm.is_finite());

@@ -10,6 +10,8 @@ mod exchanges;
 mod faults;
 #[path = "../layouts/mod.rs"]
 mod layouts;
+#[path = "../observers/mod.rs"]
+mod observers;
 #[path = "../ranks/mod.rs"]
 #[expect(dead_code, reason = "models here have more layers than that of other tests")]
 mod ranks;
@@ -130,6 +132,11 @@ fn stages(pipeline: usize) -> Parallel {
     Parallel { pipeline, ..Parallel::data(1) }
 }
 
+/// Two stages of two chunks each.
+fn interleaved() -> Parallel {
+    Parallel { chunks: 2, ..stages(2) }
+}
+
 fn train(mut world: World, observer: impl Fn(&Engine) -> Option<Apart> + Sync) -> Vec<Bits> {
     let done = world.on_all(|engine| {
         engine.initialize(SEED)?;
@@ -155,14 +162,6 @@ fn compile(model: Model, options: &CompileOptions) -> World {
     World::compile(model.graph(), hardware(), options).expect("a world")
 }
 
-/// What one rank gives.
-fn reference(model: Model, precision: &str) -> Bits {
-    let world = compile(model, &options(precision, Parallel::default()));
-    let apart = |engine: &Engine| Apart::of(engine.program());
-    assert_eq!(apart(world.first()).is_some(), model.is_tied());
-    train(world, apart).remove(0)
-}
-
 /// Each rank has the steps of the reference, and what it has of its tensors; all of them together
 /// have all.
 fn check(got: &[Bits], expected: &Bits, what: &str) {
@@ -178,19 +177,31 @@ fn check(got: &[Bits], expected: &Bits, what: &str) {
     assert_eq!(seen.len(), expected.tensors.len(), "{what}: all tensors are somewhere");
 }
 
+/// How ranks share a model, and how many layers each stage has.
+type Cut = (Parallel, Option<Vec<usize>>);
+
+/// Trains a model on one rank and in stages.
+fn check_cuts(name: &str, graph: &Graph, precision: &str, cuts: Vec<Cut>) {
+    let of = |options: &CompileOptions| {
+        World::compile(graph.clone(), hardware(), options).expect("a world")
+    };
+    let alone = of(&options(precision, Parallel::default()));
+    let expected = train(alone, |engine| Apart::of(engine.program())).remove(0);
+    for (parallel, stage_layers) in cuts {
+        let what = format!("{name} in {precision}, {parallel}, {stage_layers:?}");
+        let options = CompileOptions { stage_layers, ..options(precision, parallel) };
+        check(&train(of(&options), |_| None), &expected, &what);
+    }
+}
+
 fn stages_train_as_one_rank_does(precision: &str) {
     for model in Model::ALL {
-        let expected = reference(model, precision);
-        let covering = [(3, 1, Some(vec![1, 2, 1])), (2, 2, None)];
-        let others = [(2, 1, None), (4, 1, None), (2, 1, Some(vec![3, 1]))];
-        for (pipeline, chunks, stage_layers) in layouts::rows(&covering, &others) {
-            let what = format!(
-                "{model:?} in {precision}, {pipeline} stages of {chunks} chunks, {stage_layers:?}"
-            );
-            let parallel = Parallel { chunks, ..stages(pipeline) };
-            let options = CompileOptions { stage_layers, ..options(precision, parallel) };
-            check(&train(compile(model, &options), |_| None), &expected, &what);
-        }
+        let graph = model.graph();
+        let alone = compile(model, &options(precision, Parallel::default()));
+        assert_eq!(Apart::of(alone.first().program()).is_some(), model.is_tied());
+        let covering = [(stages(3), Some(vec![1, 2, 1])), (interleaved(), None)];
+        let others = [(stages(2), None), (stages(4), None), (stages(2), Some(vec![3, 1]))];
+        check_cuts(&format!("{model:?}"), &graph, precision, layouts::rows(&covering, &others));
     }
 }
 
@@ -220,46 +231,22 @@ fn stages_of_uneven_models_train_as_one_rank_does() {
     let gpt2 = Gpt2Config::preset("gpt2-micro").expect("a preset");
     let gpt2 = Gpt2Config { num_layers: 3, tie_word_embeddings: false, ..gpt2 };
     let gpt2 = capture_gpt2(&gpt2).expect("a graph");
-    let mixture = llama("moe-micro", 3);
     // The pass `expand` comes with routers that have no losses, too.
-    let mixture = with_router_training(&mixture, &RouterTraining::default()).expect("a graph");
+    let mixture = with_router_training(&llama("moe-micro", 3), &RouterTraining::default());
     let zero_bubble = Parallel { schedule: PipelineSchedule::ZbH1, ..stages(2) };
-    let interleaved = Parallel { chunks: 2, ..stages(2) };
-    type Cut = (Parallel, Option<Vec<usize>>);
-    let cases: [(&str, Graph, &[Cut]); 4] = [
-        (
-            "llama of 3",
-            llama("llama-micro", 3),
-            &[(stages(2), None), (stages(2), Some(vec![1, 2])), (stages(3), None)],
-        ),
-        (
-            "llama of 5",
-            llama("llama-micro", 5),
-            &[
-                (stages(2), Some(vec![4, 1])),
-                (interleaved, Some(vec![1, 2, 1, 1])),
-                (zero_bubble, Some(vec![1, 4])),
-                (zero_bubble, None),
-            ],
-        ),
-        ("gpt2 of 3", gpt2, &[(stages(2), None), (zero_bubble, Some(vec![2, 1]))]),
-        ("mixture of 3", mixture, &[(stages(2), None), (zero_bubble, Some(vec![1, 2]))]),
+    let cuts = vec![(stages(2), None), (stages(2), Some(vec![1, 2])), (stages(3), None)];
+    check_cuts("llama of 3", &llama("llama-micro", 3), "bf16", cuts);
+    let cuts = vec![
+        (stages(2), Some(vec![4, 1])),
+        (interleaved(), Some(vec![1, 2, 1, 1])),
+        (zero_bubble, Some(vec![1, 4])),
+        (zero_bubble, None),
     ];
-    for (name, graph, cuts) in cases {
-        let of = |options: &CompileOptions| {
-            train(World::compile(graph.clone(), hardware(), options).expect("a world"), |_| None)
-        };
-        let expected = of(&options("bf16", Parallel::default())).remove(0);
-        for (parallel, stage_layers) in cuts {
-            let what = format!("{name}, {parallel}, {stage_layers:?}");
-            let stage_layers = stage_layers.clone();
-            check(
-                &of(&CompileOptions { stage_layers, ..options("bf16", *parallel) }),
-                &expected,
-                &what,
-            );
-        }
-    }
+    check_cuts("llama of 5", &llama("llama-micro", 5), "bf16", cuts);
+    let cuts = vec![(stages(2), None), (zero_bubble, Some(vec![2, 1]))];
+    check_cuts("gpt2 of 3", &gpt2, "bf16", cuts);
+    let cuts = vec![(stages(2), None), (zero_bubble, Some(vec![1, 2]))];
+    check_cuts("mixture of 3", &mixture.expect("a graph"), "bf16", cuts);
 }
 
 /// A table that embedding and head share: both stages sum up their own part of its gradient, so
@@ -323,7 +310,7 @@ fn mixtures_train_as_on_one_rank() {
     };
     let expected = train(Parallel::default()).remove(0);
     let terms = ROWS * (1 + config.num_layers);
-    for got in train(stages(2)).into_iter().chain(train(Parallel { chunks: 2, ..stages(2) })) {
+    for got in train(stages(2)).into_iter().chain(train(interleaved())) {
         for (got, expected) in got.steps.iter().zip(&expected.steps) {
             assert_eq!(got[1], expected[1], "the norm");
             let [loss, expected] = [got[0], expected[0]].map(f32::from_bits);
@@ -380,7 +367,7 @@ fn stages_evaluate_together() {
         done.expect("losses")
     };
     let expected = losses(Parallel::default()).remove(0);
-    let chunks = losses(Parallel { chunks: 2, ..stages(2) });
+    let chunks = losses(interleaved());
     assert_eq!(chunks[1], expected);
     let got = losses(stages(4));
     assert_eq!(got[3], expected);
@@ -412,7 +399,7 @@ fn stages_fall_back_together() {
     };
     let expected = run(Parallel::default()).remove(0);
     assert!(expected.1[0].len() > expected.1[2].len());
-    for parallel in [stages(2), Parallel { chunks: 2, ..stages(2) }] {
+    for parallel in [stages(2), interleaved()] {
         for got in run(parallel) {
             assert_eq!(got.0, expected.0);
             assert!(got.1 == expected.1, "{parallel}: the same counters in the same order");
@@ -433,14 +420,14 @@ fn what_cannot_be_cut_is_refused() {
     check(2, Some(&[2, 1]), "expected 2 numbers of at least 1, 4 together, got [2, 1]");
     check(2, Some(&[4, 0]), "expected 2 numbers of at least 1, 4 together, got [4, 0]");
     check(2, Some(&[4]), "expected 2 numbers of at least 1, 4 together, got [4]");
-    let interleaved = |pipeline, chunks, rows, expected: &str| {
+    let check_chunks = |pipeline, chunks, rows, expected: &str| {
         let parallel = Parallel { chunks, ..stages(pipeline) };
         let options = CompileOptions { global_batch: rows, ..options("bf16", parallel) };
         let error = World::compile(Model::Llama.graph(), hardware(), &options).err();
         let error = error.expect("an error").to_string();
         assert!(error.contains(expected), "{error}");
     };
-    interleaved(2, 2, 3, "micro-batches of an interleaved schedule: expected a multiple of the 2");
-    interleaved(2, 3, 4, "pipeline stages: expected from 1 to 4, the layers of the model, got 6");
-    interleaved(1, 2, 4, "model chunks of a stage: expected 1 where there is one stage");
+    check_chunks(2, 2, 3, "micro-batches of an interleaved schedule: expected a multiple of the 2");
+    check_chunks(2, 3, 4, "pipeline stages: expected from 1 to 4, the layers of the model, got 6");
+    check_chunks(1, 2, 4, "model chunks of a stage: expected 1 where there is one stage");
 }

@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 
 use deepwell_ir::capture::{LlamaConfig, capture};
-use deepwell_ir::{Call, Graph, Instance, Program};
-use deepwell_kernels::{Backend, CallAction, KernelError, Observer};
+use deepwell_ir::{Call, Graph, Program};
+use deepwell_kernels::{Backend, CallAction};
 use deepwell_trainer::{CompileOptions, Engine, Parallel, World};
 
 use super::apart::Apart;
+use super::observers::Before;
 use super::ranks::hardware;
 use super::{Bits, CLIP, LAYERS, LEARNING_RATE, SEED, batch, options, tensors, train};
 
@@ -72,33 +73,7 @@ fn stages_of_tensor_parallel_ranks_train_as_those_ranks_do() {
     }
 }
 
-/// Leaves out one sum or gather of the first step.
-struct Without(&'static str, usize);
-
-impl Observer for Without {
-    fn before(
-        &mut self,
-        _program: &Program,
-        call: &Call,
-        _instance: Instance,
-        _backend: &mut dyn Backend,
-    ) -> Result<CallAction, KernelError> {
-        let is_it = call.name.starts_with(self.0);
-        self.1 += usize::from(is_it);
-        Ok(if is_it { CallAction::Skip } else { CallAction::Run })
-    }
-
-    fn after(
-        &mut self,
-        _program: &Program,
-        _call: &Call,
-        _instance: Instance,
-        _backend: &mut dyn Backend,
-    ) -> Result<(), KernelError> {
-        Ok(())
-    }
-}
-
+/// A sum or a gather of the first step is left out.
 #[test]
 fn exchanges_that_are_left_out_are_seen() {
     let parallel = Parallel { tensor: 2, pipeline: 2, ..Parallel::data(1) };
@@ -108,10 +83,14 @@ fn exchanges_that_are_left_out_are_seen() {
         let done = world.on_all(|engine| {
             engine.initialize(SEED)?;
             let (inputs, targets) = batch(0);
-            let mut without = Without(name, 0);
+            let mut left_out = 0;
+            let mut without = Before(|_: &Program, call: &Call, _: &mut dyn Backend| {
+                let is_it = call.name.starts_with(name);
+                left_out += usize::from(is_it);
+                Ok(if is_it { CallAction::Skip } else { CallAction::Run })
+            });
             let outcome =
                 engine.step_observed(&inputs, &targets, LEARNING_RATE, CLIP, &mut without)?;
-            let left_out = without.1;
             Ok(([outcome.loss.to_bits(), outcome.grad_norm.to_bits()], tensors(engine)?, left_out))
         });
         done.expect("a step")

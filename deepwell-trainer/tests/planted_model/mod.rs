@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use deepwell_ckpt::CkptDtype;
-use deepwell_ckpt::hf::{WriteTensor, open_model_folder, write};
+use deepwell_ckpt::hf::{WriteTensor, write};
+use deepwell_ir::capture::Weights;
 use deepwell_trainer::export::{ExportOptions, export_hf};
 use deepwell_trainer::{Settings, Start, Trainer};
 
@@ -32,12 +33,12 @@ pub(crate) fn planted_model(
         config: None,
     };
     export_hf(&options, &mut |_, _| ()).expect("a model folder");
-    let weights = open_model_folder(to).expect("weights");
+    let weights = Weights::open(to).expect("weights");
     let mut tensors: Vec<Tensor> = weights
         .tensors()
-        .map(|(name, tensor)| {
-            let values = weights.read_f32(name, &tensor.shape).expect("a tensor");
-            (name.to_string(), tensor.shape.clone(), values)
+        .map(|tensor| {
+            let values = weights.read_f32(&tensor.name, &tensor.shape).expect("a tensor");
+            (tensor.name.clone(), tensor.shape.clone(), values)
         })
         .collect();
     drop(weights);

@@ -1,12 +1,15 @@
 //! Model folders: weight files and a configuration.
 
 mod foreign_weights;
+mod matching;
+mod model_folder;
 mod stored_slice;
-mod tensors;
 mod weight_files;
+mod weights;
 
+pub use model_folder::{ModelFolder, ModelWeights};
 pub use stored_slice::StoredSlice;
-pub use tensors::{ModelFolder, StoredTensor};
-pub use weight_files::{WeightFiles, WeightTensor};
+pub use weight_files::WeightFiles;
+pub use weights::{StoredTensor, Weights};
 
-pub(super) use tensors::{HEAD, find_tensors, missing_tensor, note_dtypes, unexpected_tensor};
+pub(super) use matching::{HEAD, Matching};

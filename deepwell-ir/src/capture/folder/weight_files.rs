@@ -1,19 +1,19 @@
-//! The safetensors files of a model folder and the tensors in these files.
+//! The safetensors files of a model folder.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
-use safetensors::tensor::Dtype;
 use serde_json::Value;
 
-use super::foreign_weights;
+use super::{StoredTensor, Weights, foreign_weights};
 use crate::capture::CaptureError;
 use crate::{SafetensorsError, SafetensorsHeader};
 
-pub(super) const SINGLE: &str = "model.safetensors";
-pub(super) const INDEX: &str = "model.safetensors.index.json";
+const SINGLE: &str = WeightFiles::SINGLE;
+const INDEX: &str = WeightFiles::INDEX;
 
 /// The weight files of a model folder.
 ///
@@ -32,22 +32,12 @@ pub struct WeightFiles {
     mapped: BTreeMap<String, PathBuf>,
 }
 
-/// A tensor in a weight file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WeightTensor {
-    /// The file of the tensor.
-    pub path: PathBuf,
-    /// Element type.
-    pub dtype: Dtype,
-    /// Row-major shape.
-    pub shape: Vec<usize>,
-    /// Offset of the data from the start of the file.
-    pub offset_bytes: u64,
-    /// Size of the data.
-    pub size_bytes: u64,
-}
-
 impl WeightFiles {
+    /// The file of a model with all weights in one file.
+    pub const SINGLE: &'static str = "model.safetensors";
+    /// The file that maps the tensors of a model to its shards.
+    pub const INDEX: &'static str = "model.safetensors.index.json";
+
     /// Finds the weight files of a folder; `None` for a folder without weights in any form, for
     /// example with only a `config.json` and a tokenizer. No weight file is opened.
     ///
@@ -100,34 +90,28 @@ impl WeightFiles {
         Ok(None)
     }
 
-    /// Reads the headers of the files and returns all tensors by name.
+    /// Opens the files, reads their headers and returns their tensors.
     ///
     /// # Errors
     /// A file with a broken header or a wrong length, an indexed tensor that is in no file, or a
     /// tensor in two files.
-    pub fn tensors(&mut self) -> Result<BTreeMap<String, WeightTensor>, CaptureError> {
-        let mut all: BTreeMap<String, WeightTensor> = BTreeMap::new();
+    pub fn open(mut self) -> Result<Weights, CaptureError> {
+        let mut all: BTreeMap<String, StoredTensor> = BTreeMap::new();
+        let mut opened = BTreeMap::new();
         for path in &self.files {
-            for (name, tensor) in read_header(path)? {
-                let Some(other) = all.get(&name) else {
-                    all.insert(name, tensor);
+            let (file, tensors) = open_file(path)?;
+            opened.insert(path.clone(), Mutex::new(file));
+            for tensor in tensors {
+                let Some(other) = all.get(&tensor.name) else {
+                    all.insert(tensor.name.clone(), tensor);
                     continue;
                 };
-                match self.mapped.get(&name) {
-                    Some(mapped) if *mapped == other.path => {}
-                    Some(mapped) if *mapped == tensor.path => {
-                        all.insert(name, tensor);
+                match self.mapped.get(&tensor.name) {
+                    Some(mapped) if *mapped == other.file => {}
+                    Some(mapped) if *mapped == tensor.file => {
+                        all.insert(tensor.name.clone(), tensor);
                     }
-                    _ => {
-                        let other = other.path.file_name().unwrap_or_default().to_string_lossy();
-                        return Err(CaptureError::WeightFile {
-                            path: path.clone(),
-                            problem: format!("tensor `{name}` is in it and in `{other}`"),
-                            hint: "the shards are of different versions of the model: download \
-                                   them again"
-                                .to_string(),
-                        });
-                    }
+                    _ => return Err(twice(&tensor, other)),
                 }
             }
         }
@@ -135,7 +119,7 @@ impl WeightFiles {
         if let Some((name, path)) = missing {
             return Err(self.missing(name, path));
         }
-        let elsewhere = self.mapped.iter().filter(|(name, path)| all[*name].path != **path);
+        let elsewhere = self.mapped.iter().filter(|(name, path)| all[*name].file != **path);
         let elsewhere = elsewhere.count();
         if elsewhere > 0 {
             self.remarks.push(format!(
@@ -143,13 +127,15 @@ impl WeightFiles {
                  taken from where they are"
             ));
         }
-        Ok(all)
+        let WeightFiles { folder, remarks, .. } = self;
+        Ok(Weights { folder, tensors: all, files: opened, remarks })
     }
 
     /// Error for an indexed tensor that is in no listed file.
     fn missing(&self, name: &str, path: &Path) -> CaptureError {
         let holds = |file: &String| {
-            read_header(&self.folder.join(file)).is_ok_and(|tensors| tensors.contains_key(name))
+            let opened = open_file(&self.folder.join(file));
+            opened.is_ok_and(|(_, tensors)| tensors.iter().any(|tensor| tensor.name == name))
         };
         let hint = match self.unlisted().into_iter().find(holds) {
             Some(file) => format!("`{file}` holds it, and `{INDEX}` does not list that file"),
@@ -284,14 +270,14 @@ fn lfs_pointer(path: &Path, bytes: &[u8]) -> Option<CaptureError> {
     })
 }
 
-/// Tensors of one safetensors file. The file length must match the header.
-fn read_header(path: &Path) -> Result<BTreeMap<String, WeightTensor>, CaptureError> {
-    let file = File::open(path).map_err(|source| io_error(path, source))?;
+/// Opens a safetensors file and reads its header. The file length must match the header.
+fn open_file(path: &Path) -> Result<(File, Vec<StoredTensor>), CaptureError> {
+    let mut file = File::open(path).map_err(|source| io_error(path, source))?;
     let header = SafetensorsHeader::read(&file).map_err(|error| match error {
         SafetensorsError::Io(source) => io_error(path, source),
         error => {
             let mut beginning = Vec::new();
-            let read = File::open(path).and_then(|file| file.take(64).read_to_end(&mut beginning));
+            let read = file.rewind().and_then(|()| (&file).take(64).read_to_end(&mut beginning));
             let pointer = read.ok().and_then(|_| lfs_pointer(path, &beginning));
             pointer.unwrap_or_else(|| CaptureError::WeightFile {
                 path: path.to_path_buf(),
@@ -300,19 +286,18 @@ fn read_header(path: &Path) -> Result<BTreeMap<String, WeightTensor>, CaptureErr
             })
         }
     })?;
-    let SafetensorsHeader { metadata, data_begin } = header;
-    let entry = |(name, info): (String, &safetensors::tensor::TensorInfo)| {
-        let (start, end) = info.data_offsets;
-        let tensor = WeightTensor {
-            path: path.to_path_buf(),
-            dtype: info.dtype,
-            shape: info.shape.clone(),
-            offset_bytes: data_begin + start as u64,
-            size_bytes: (end - start) as u64,
-        };
-        (name, tensor)
-    };
-    Ok(metadata.tensors().into_iter().map(entry).collect())
+    let tensors = StoredTensor::of_header(&header, path);
+    Ok((file, tensors))
+}
+
+/// Error for a tensor in two files, of which the index names neither.
+fn twice(tensor: &StoredTensor, other: &StoredTensor) -> CaptureError {
+    let other = other.file.file_name().unwrap_or_default().to_string_lossy();
+    CaptureError::WeightFile {
+        path: tensor.file.clone(),
+        problem: format!("tensor `{}` is in it and in `{other}`", tensor.name),
+        hint: "the shards are of different versions of the model: download them again".to_string(),
+    }
 }
 
 fn io_error(path: &Path, source: std::io::Error) -> CaptureError {

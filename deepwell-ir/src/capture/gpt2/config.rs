@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use crate::capture::json::{Keys, parse_object, read_text};
 use crate::capture::llama::read_dtype;
@@ -50,9 +50,16 @@ impl Gpt2Config {
     /// # Errors
     /// As [`LlamaConfig::from_json`](crate::capture::LlamaConfig::from_json).
     pub fn from_json(text: &str, location: &str) -> Result<(Self, CaptureNotes), CaptureError> {
-        let object = parse_object(text, location)?;
+        Self::from_object(&parse_object(text, location)?, location)
+    }
+
+    /// Reads the object of a `config.json`.
+    pub(in crate::capture) fn from_object(
+        object: &Map<String, Value>,
+        location: &str,
+    ) -> Result<(Self, CaptureNotes), CaptureError> {
         let mut notes = CaptureNotes::default();
-        let mut keys = Keys::new(location, "", &object);
+        let mut keys = Keys::new(location, "", object);
         match keys.string("model_type")? {
             Some("gpt2") => {}
             Some(other) => {

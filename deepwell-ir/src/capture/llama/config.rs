@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use serde_json::json;
+use safetensors::tensor::Dtype;
+use serde_json::{Map, Value, json};
 
 use crate::capture::json::{Keys, parse_object, read_text};
 use crate::capture::{CaptureError, ExpertsConfig, LatentConfig, ModelFamily, Rope, WeightPacking};
@@ -53,6 +54,18 @@ impl StoredDType {
             StoredDType::F16 => "F16",
             StoredDType::E4m3 => "F8_E4M3",
             StoredDType::U8 => "U8",
+        }
+    }
+
+    /// The type of a stored tensor, if a model may have it.
+    pub fn of(dtype: Dtype) -> Option<StoredDType> {
+        match dtype {
+            Dtype::F32 => Some(StoredDType::F32),
+            Dtype::BF16 => Some(StoredDType::Bf16),
+            Dtype::F16 => Some(StoredDType::F16),
+            Dtype::F8_E4M3 => Some(StoredDType::E4m3),
+            Dtype::U8 => Some(StoredDType::U8),
+            _ => None,
         }
     }
 
@@ -135,9 +148,16 @@ impl LlamaConfig {
     /// Text that is not a JSON object, a key that is missing, unknown, of the wrong type or out of
     /// range, or a value that selects unsupported mathematics.
     pub fn from_json(text: &str, location: &str) -> Result<(Self, CaptureNotes), CaptureError> {
-        let object = parse_object(text, location)?;
+        Self::from_object(&parse_object(text, location)?, location)
+    }
+
+    /// Reads the object of a `config.json`.
+    pub(in crate::capture) fn from_object(
+        object: &Map<String, Value>,
+        location: &str,
+    ) -> Result<(Self, CaptureNotes), CaptureError> {
         let mut notes = CaptureNotes::default();
-        let mut keys = Keys::new(location, "", &object);
+        let mut keys = Keys::new(location, "", object);
         let family = ModelFamily::read(&mut keys)?;
         let config = Self::from_keys(&mut keys, family, location, &mut notes)?;
         if let Some(value) = keys.get("auto_map").filter(|map| !family.knows_code(map)) {

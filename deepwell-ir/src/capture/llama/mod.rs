@@ -4,6 +4,7 @@ mod check;
 mod config;
 mod experts;
 mod family;
+mod folder;
 mod graph;
 mod latent;
 mod mixture;

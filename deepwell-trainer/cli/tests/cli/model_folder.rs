@@ -4,8 +4,8 @@
 use std::fs;
 use std::path::Path;
 
-use deepwell_ckpt::hf::{WriteTensor, open_model_folder, write};
-use deepwell_ir::capture::ModelConfig;
+use deepwell_ckpt::hf::{WriteTensor, write};
+use deepwell_ir::capture::{ModelConfig, Weights};
 use serde_json::{Value, json};
 
 use super::{Folder, check_error, deepwell, json_of, stdout_of, text};
@@ -253,9 +253,9 @@ fn issue_31_a_tied_table_is_read_under_either_name() {
         // What is exported is the same model.
         let exported = model.path("exported");
         stdout_of(&["export", "hf", &model.path("run"), "--to", &exported]);
-        let folder = open_model_folder(Path::new(&exported)).unwrap();
+        let folder = Weights::open(Path::new(&exported)).unwrap();
         let is_table = |name: &str| name.trim_start_matches("transformer.") == table;
-        assert!(folder.tensors().any(|(name, _)| is_table(name)));
+        assert!(folder.tensors().any(|tensor| is_table(&tensor.name)));
         model.write(file, &|name| (name != table).then(|| name.to_string()));
         model.refuses("m", &model.tokens(), &[], &["found in no file of"]);
     }
@@ -414,10 +414,10 @@ fn phi3_folders_train_and_export() {
     let (_, loss) = model.train("m", &model.tokens(), &[]);
     let exported = model.path("exported");
     stdout_of(&["export", "hf", &model.path("run"), "--to", &exported]);
-    let [before, after] = [model.path("m"), exported.clone()]
-        .map(|path| open_model_folder(Path::new(&path)).unwrap());
-    let names = |folder: &deepwell_ckpt::hf::ModelFolder| -> Vec<(String, Vec<usize>)> {
-        folder.tensors().map(|(name, tensor)| (name.to_string(), tensor.shape.clone())).collect()
+    let [before, after] =
+        [model.path("m"), exported.clone()].map(|path| Weights::open(Path::new(&path)).unwrap());
+    let names = |folder: &Weights| -> Vec<(String, Vec<usize>)> {
+        folder.tensors().map(|tensor| (tensor.name.clone(), tensor.shape.clone())).collect()
     };
     assert_eq!(names(&before), names(&after));
     for (name, shape) in names(&before) {

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use deepwell_ckpt::hf::{WriteTensor, open_model_folder, write};
+use deepwell_ckpt::hf::{WriteTensor, write};
+use deepwell_ir::capture::Weights;
 use deepwell_precision::{QuantFormat, nvfp4, packed, scale_tiles};
 use half::{bf16, f16};
 use safetensors::{SafeTensors, tensor::TensorView as Tensor};
@@ -169,11 +170,11 @@ fn shards_and_policies() {
         .filter_map(|tensor| tensor["name"].as_str())
         .collect();
     assert_eq!(quantized, ["layers.0.up.weight", "layers.1.up.weight", "lm_head.weight"]);
-    let opened = open_model_folder(Path::new(&small)).expect("an index that fits its shards");
+    let opened = Weights::open(Path::new(&small)).expect("an index that fits its shards");
     assert_eq!(opened.tensors().len(), 5 + 3);
     stdout_of(&["quantize", &small, &back, "--dequantize"]);
-    let opened = open_model_folder(Path::new(&back)).expect("an index that fits its shards");
-    let shapes: Vec<&[usize]> = opened.tensors().map(|(_, tensor)| &tensor.shape[..]).collect();
+    let opened = Weights::open(Path::new(&back)).expect("an index that fits its shards");
+    let shapes: Vec<&[usize]> = opened.tensors().map(|tensor| &tensor.shape[..]).collect();
     assert_eq!(shapes, [[64, 64]; 5]);
 
     let wrong = folder.file("wrong.toml", "[[rule]]\ntensors = \"layer.*\"\nformat = \"bf16\"\n");

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use deepwell_ir::capture::StoredTensor;
 use deepwell_precision::{ElementRounding, QuantFormat, ScaleFormat, ScaleRule};
 
 use super::super::decide::Decision;
-use super::super::safetensors::StoredTensor;
 use super::super::{FileFormat, QuantizeFileError};
 use super::groups::format_group;
 use super::names::{Convention, FolderFormat, WEIGHT};

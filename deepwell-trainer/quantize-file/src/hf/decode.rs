@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use ::safetensors::Dtype;
+use deepwell_ir::capture::StoredTensor;
 use serde_json::{Map, Value};
 
 use super::super::metadata::Original;
 use super::super::planes::{QuantizedTensor, QuantizedTensors};
-use super::super::safetensors::{Header, StoredTensor};
+use super::super::safetensors::Header;
 use super::super::shape::Stored;
 use super::super::{QuantizeFileError, ScaleLayout};
 use super::config::KEY;
@@ -64,7 +66,7 @@ fn module_of<'a>(
     path: &Path,
 ) -> Result<Option<(&'a str, Convention, FolderFormat)>, QuantizeFileError> {
     let dtype_of = |module: &str, suffix: &str| {
-        by_name.get(format!("{module}.{suffix}").as_str()).map(|tensor| tensor.dtype.as_str())
+        by_name.get(format!("{module}.{suffix}").as_str()).map(|tensor| tensor.dtype)
     };
     let refuse = |expected: &str| {
         let detail = format!("`{}` is {}: expected {expected}", tensor.name, tensor.dtype);
@@ -72,8 +74,8 @@ fn module_of<'a>(
     };
     if let Some(module) = tensor.name.strip_suffix(PACKED) {
         let scales = (dtype_of(module, "weight_scale"), dtype_of(module, "weight_global_scale"));
-        return match (tensor.dtype.as_str(), scales) {
-            ("U8", (Some("F8_E4M3"), Some("F32"))) => {
+        return match (tensor.dtype, scales) {
+            (Dtype::U8, (Some(Dtype::F8_E4M3), Some(Dtype::F32))) => {
                 Ok(Some((module, Convention::CompressedTensors, FolderFormat::Nvfp4)))
             }
             _ => refuse("U8 with `weight_scale` F8_E4M3 and `weight_global_scale` F32"),
@@ -81,15 +83,15 @@ fn module_of<'a>(
     }
     let Some(module) = tensor.name.strip_suffix(WEIGHT) else { return Ok(None) };
     let scales = (dtype_of(module, "weight_scale"), dtype_of(module, "weight_scale_2"));
-    match (tensor.dtype.as_str(), scales) {
-        ("U8", (Some("F8_E4M3"), Some("F32"))) => {
+    match (tensor.dtype, scales) {
+        (Dtype::U8, (Some(Dtype::F8_E4M3), Some(Dtype::F32))) => {
             Ok(Some((module, Convention::Modelopt, FolderFormat::Nvfp4)))
         }
         // Both conventions have the same names here.
-        ("F8_E4M3", (Some("U8"), None)) => {
+        (Dtype::F8_E4M3, (Some(Dtype::U8), None)) => {
             Ok(Some((module, Convention::Modelopt, FolderFormat::Mxfp8)))
         }
-        ("U8" | "F8_E4M3", _) => refuse(
+        (Dtype::U8 | Dtype::F8_E4M3, _) => refuse(
             "NVFP4 (`weight_scale` F8_E4M3 and `weight_scale_2` F32) or MXFP8 (`weight_scale` U8)",
         ),
         _ => Ok(None),

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
+use deepwell_ir::capture::StoredTensor;
 use deepwell_precision::QuantFormat;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -13,7 +14,7 @@ use super::super::decide::{ModelFile, decide};
 use super::super::metadata::Quantized;
 use super::super::output::Output;
 use super::super::report::{QuantizeReport, TensorReport};
-use super::super::safetensors::{self, StoredTensor};
+use super::super::safetensors;
 use super::super::tensor::SourceFile;
 use super::super::{QuantizeFileError, QuantizeFileOptions};
 use super::choice::{Choice, choose};
@@ -85,7 +86,7 @@ pub fn quantize_folder(
     file_options.policy.clone_from(&options.policy);
     let mut report = QuantizeReport::new(&file_options);
     report.notes = notes;
-    let total: u64 = tensors.iter().map(|tensor| tensor.bytes).sum();
+    let total: u64 = tensors.iter().map(|tensor| tensor.size_bytes).sum();
     let mut choices = choices.into_iter();
     let mut index = Vec::new();
     for source in &files {

@@ -1,7 +1,8 @@
 //! A tensor of a folder as a matrix.
 
+use deepwell_ir::capture::StoredTensor;
+
 use super::super::QuantizeFileError;
-use super::super::safetensors::StoredTensor;
 use super::super::shape::Matrices;
 use super::super::tensor::{SourceFile, SourceType, Weight};
 

@@ -3,11 +3,13 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use ::safetensors::Dtype;
+use deepwell_ir::capture::StoredTensor;
 use deepwell_precision::{QuantFormat, ScaleFormat, nvfp4};
 
 use super::super::decide::ModelFile;
 use super::super::report::{Quality, TensorReport};
-use super::super::safetensors::{self, NewTensor, StoredTensor};
+use super::super::safetensors::{self, NewTensor};
 use super::super::shape::Stored;
 use super::super::tensor::{
     PlaneOffsets, SourceFile, TargetFile, TensorScaleForm, Work, copy, copy_as_bf16,
@@ -51,7 +53,7 @@ pub(super) fn write_file(
         let bytes_out = new[first..first + count].iter().map(|new| new.bytes).sum();
         let quality = match choice.format {
             None => {
-                let is_narrowed = new[first].bytes < tensor.bytes;
+                let is_narrowed = new[first].bytes < tensor.size_bytes;
                 let copy = if is_narrowed { copy_as_bf16 } else { copy };
                 copy(from, tensor, target, begins[0])?;
                 None
@@ -61,11 +63,11 @@ pub(super) fn write_file(
         first += count;
         report(TensorReport {
             name: tensor.name.clone(),
-            dtype: tensor.dtype.clone(),
+            dtype: tensor.dtype.to_string(),
             shape: tensor.shape.clone(),
             inputs_first: false,
             reason: choice.reason.clone(),
-            bytes_in: tensor.bytes,
+            bytes_in: tensor.size_bytes,
             bytes_out,
             quality,
         });
@@ -82,14 +84,13 @@ fn new_tensors(
 ) -> Vec<NewTensor> {
     let Some((format, _)) = choice.format else {
         let is_narrowed = options.keeps_as_bf16
-            && tensor.dtype == "F32"
+            && tensor.dtype == Dtype::F32
             && !options.keeps_f32.contains(&tensor.name);
-        return vec![NewTensor {
-            name: tensor.name.clone(),
-            dtype: if is_narrowed { "BF16".to_owned() } else { tensor.dtype.clone() },
-            shape: tensor.shape.clone(),
-            bytes: if is_narrowed { tensor.bytes / 2 } else { tensor.bytes },
-        }];
+        let mut new = NewTensor::of(tensor);
+        if is_narrowed {
+            (new.dtype, new.bytes) = ("BF16".to_owned(), new.bytes / 2);
+        }
+        return vec![new];
     };
     let stored = Stored { format: format.into(), layout: ScaleLayout::Plain };
     let module = tensor.name.strip_suffix(WEIGHT).unwrap_or(&tensor.name);

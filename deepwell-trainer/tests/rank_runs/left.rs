@@ -1,8 +1,5 @@
 //! Runs that go on with what is left of their ranks.
 
-mod rank_changes;
-mod rank_runs;
-
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -10,9 +7,9 @@ use std::sync::atomic::AtomicBool;
 use deepwell_ir::capture::LlamaConfig;
 use deepwell_trainer::metrics::StepLine;
 use deepwell_trainer::run::{RunOptions, run};
-use deepwell_trainer::{Progress, RunRecord, Settings, Start};
+use deepwell_trainer::{Progress, RunRecord, Settings, Start, TrainError};
 
-use rank_runs::{TestFolder, go, go_on_until, go_until, metrics};
+use crate::rank_runs::{TestFolder, go, go_on_until, go_until, metrics, tensors};
 
 /// Twelve sequences a step of a model that two ranks can split.
 fn settings(place: &TestFolder, out: &str, ranks: usize) -> Settings {
@@ -103,4 +100,54 @@ fn ranks_that_cannot_go_on_as_they_were_are_told() {
     let error = go(&of(5), Start::Resume).unwrap_err().to_string();
     let expected = "as many as can share the model and the 12 sequences of a step";
     assert!(error.contains(expected), "{error}");
+}
+
+/// After the loss of ranks a run goes on with those that are left, and with more again: the batch
+/// stays, and every step takes the batch that would have come. Only sums are made in another order.
+#[test]
+fn a_run_goes_on_with_fewer_ranks_and_with_more() {
+    let place = TestFolder::new();
+    let of = |name: &str, ranks| Settings {
+        batch_size: 12,
+        micro_batch: None,
+        steps: 9,
+        ..place.settings(name, ranks)
+    };
+    let four = of("four", 4);
+    go(&four, Start::New).unwrap();
+    let expected = metrics(&four.out).0;
+    let changed = of("changed", 4);
+    assert!(go_until(&changed, 2).fit.interrupted);
+    let before = tensors(&changed.out);
+    // With another change beside it nothing goes on, and nothing is touched.
+    let two = of("changed", 2);
+    let other = Settings { learning_rate: Some(1.0), ..two.clone() };
+    let error = go(&other, Start::Resume).unwrap_err();
+    let TrainError::OtherRun { differences, .. } = &error else { panic!("{error}") };
+    let fields: Vec<&str> = differences.iter().map(|it| it.field.as_str()).collect();
+    assert!(fields.contains(&"data_ranks") && fields.contains(&"learning_rate"), "{fields:?}");
+    assert!(tensors(&changed.out) == before, "nothing was touched");
+
+    assert!(go_on_until(&two, Start::Resume, 5).fit.interrupted);
+    let done = metrics(&changed.out).0.len();
+    let summary = go(&of("changed", 3), Start::Resume).unwrap();
+    assert_eq!((summary.ranks, summary.fit.resumed_after), (3, Some(done as u64)));
+    let got = metrics(&changed.out).0;
+    assert_eq!(got.iter().map(|line| line.0).collect::<Vec<_>>(), (1..=9).collect::<Vec<_>>());
+    for ((step, loss, _), (_, expected, _)) in got.iter().zip(&expected) {
+        // Twelve rows, summed in another order, round otherwise: sums of up to twelve terms, in
+        // weights that have taken nine such steps at most. The next batch is off by 0.15 %.
+        let bound = 24.0 * 9.0 * f64::from(f32::EPSILON) * expected;
+        assert!((loss - expected).abs() <= bound, "step {step}: {loss} beside {expected}");
+    }
+    let record = std::fs::read_to_string(changed.out.join("run.json")).unwrap();
+    let record: RunRecord = serde_json::from_str(&record).unwrap();
+    let steps: Vec<u64> = record.changes.iter().map(|change| change.after_step).collect();
+    assert!(steps.len() == 2 && steps[1] == done as u64, "{steps:?}");
+    let ranks = record.changes.iter().flat_map(|change| &change.differences);
+    let ranks: Vec<_> = ranks.filter(|it| it.field == "data_ranks").collect();
+    assert_eq!(
+        ranks.iter().map(|it| it.now.clone()).collect::<Vec<_>>(),
+        [Some(2.into()), Some(3.into())]
+    );
 }

@@ -7,114 +7,67 @@ use std::sync::atomic::AtomicBool;
 
 use deepwell_ckpt::CkptDtype;
 use deepwell_ir::capture::LlamaConfig;
-use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_trainer::export::{ExportOptions, export_hf};
 use deepwell_trainer::run::{RunOptions, run};
-use deepwell_trainer::{RunRecord, Settings, Start, Trainer};
+use deepwell_trainer::{Parallel, RunRecord, Settings, Start, Trainer};
 
+use crate::degrees::{context, data, expert, interleaved, single, stages, tensor, zero_bubble};
 use crate::rank_runs::{TestFolder, go, metrics};
+use crate::shared;
 
 /// Set to anything, every ordered pair of layouts is tried instead of a circle through all.
 const ALL: &str = "DEEPWELL_ALL_RANK_CHANGES";
 
-/// How ranks share a model.
-#[derive(Clone, Copy, Debug, Default)]
-struct Layout {
-    /// Data-parallel ranks that have sequences of their own.
-    data: usize,
-    zero: u8,
-    tensor: usize,
-    pipeline: usize,
-    chunks: usize,
-    zero_bubble: bool,
-    context: usize,
-    expert: usize,
-}
-
-impl Layout {
-    fn of(data: usize, zero: u8) -> Layout {
-        let [tensor, pipeline, chunks, context, expert] = [1; 5];
-        Layout { data, zero, tensor, pipeline, chunks, zero_bubble: false, context, expert }
-    }
-
-    fn settings(self, base: &Settings) -> Settings {
-        let Layout { data, zero, tensor, pipeline, chunks, context, expert, .. } = self;
-        let pipeline_schedule = match self.zero_bubble {
-            true => PipelineSchedule::ZbH1,
-            false => PipelineSchedule::OneFOneB,
-        };
-        Settings {
-            ranks: data * context * tensor * pipeline,
-            zero,
-            tensor,
-            pipeline,
-            chunks,
-            pipeline_schedule,
-            context,
-            expert,
-            ..base.clone()
-        }
-    }
-}
-
 /// All ways in which one to four ranks share a dense model of four layers and four heads.
-fn dense() -> Vec<Layout> {
-    let of = Layout::of;
-    let tensor = |tensor, layout: Layout| Layout { tensor, ..layout };
-    let pipeline = |pipeline, layout: Layout| Layout { pipeline, ..layout };
-    let context = |context, layout: Layout| Layout { context, ..layout };
-    let interleaved = |layout: Layout| Layout { chunks: 2, ..layout };
-    let zero_bubble = |layout: Layout| Layout { zero_bubble: true, ..layout };
-    vec![
-        of(1, 0),
-        of(2, 0),
-        of(1, 3),
-        of(2, 1),
-        tensor(2, of(1, 0)),
-        of(2, 2),
-        pipeline(2, of(1, 0)),
-        of(2, 3),
-        context(2, of(1, 0)),
-        interleaved(pipeline(2, of(1, 0))),
-        of(3, 0),
-        zero_bubble(pipeline(2, of(1, 0))),
-        of(3, 3),
-        pipeline(3, of(1, 0)),
-        of(4, 0),
-        tensor(4, of(1, 0)),
-        of(4, 3),
-        pipeline(4, of(1, 0)),
-        context(2, of(1, 3)),
-        tensor(2, of(2, 1)),
-        pipeline(2, of(2, 2)),
-        context(4, of(1, 0)),
-        tensor(2, pipeline(2, of(1, 0))),
-        context(2, of(2, 1)),
-        tensor(2, of(2, 3)),
-        zero_bubble(pipeline(2, of(2, 1))),
-        interleaved(pipeline(2, of(2, 0))),
-        of(4, 1),
+fn dense() -> [Parallel; 28] {
+    [
+        single(),
+        data(2, 0),
+        data(1, 3),
+        data(2, 1),
+        tensor(2, single()),
+        data(2, 2),
+        stages(2, single()),
+        data(2, 3),
+        context(2, single()),
+        interleaved(stages(2, single())),
+        data(3, 0),
+        zero_bubble(stages(2, single())),
+        data(3, 3),
+        stages(3, single()),
+        data(4, 0),
+        tensor(4, single()),
+        data(4, 3),
+        stages(4, single()),
+        context(2, data(1, 3)),
+        tensor(2, data(2, 1)),
+        stages(2, data(2, 2)),
+        context(4, single()),
+        tensor(2, stages(2, single())),
+        context(2, data(2, 1)),
+        tensor(2, data(2, 3)),
+        zero_bubble(stages(2, data(2, 1))),
+        interleaved(stages(2, data(2, 0))),
+        data(4, 1),
     ]
 }
 
 /// The same of a mixture of experts.
-fn mixture() -> Vec<Layout> {
-    let of = Layout::of;
-    let expert = |expert, layout: Layout| Layout { expert, ..layout };
-    vec![
-        of(1, 0),
-        expert(2, of(2, 0)),
-        of(2, 3),
-        expert(4, of(4, 0)),
-        Layout { tensor: 2, ..of(1, 0) },
-        expert(2, of(4, 1)),
-        Layout { pipeline: 2, ..of(1, 0) },
-        expert(2, of(2, 3)),
-        Layout { tensor: 2, expert: 2, ..of(1, 0) },
-        of(3, 1),
-        Layout { pipeline: 2, expert: 2, ..of(2, 1) },
-        Layout { context: 2, ..of(1, 0) },
-        expert(4, of(4, 3)),
+fn mixture() -> [Parallel; 13] {
+    [
+        single(),
+        expert(2, data(2, 0)),
+        data(2, 3),
+        expert(4, data(4, 0)),
+        tensor(2, single()),
+        expert(2, data(4, 1)),
+        stages(2, single()),
+        expert(2, data(2, 3)),
+        expert(2, tensor(2, single())),
+        data(3, 1),
+        expert(2, stages(2, data(2, 1))),
+        context(2, single()),
+        expert(4, data(4, 3)),
     ]
 }
 
@@ -138,20 +91,20 @@ fn walk(places: usize) -> Vec<usize> {
 }
 
 /// Takes a step under each layout of a walk through all; the losses are those of one rank.
-fn check(base: &Settings, layouts: &[Layout]) {
+fn check(base: &Settings, layouts: &[Parallel]) {
     let walk = walk(layouts.len());
     let base = Settings { steps: walk.len() as u64, ..base.clone() };
     let whole = Settings { out: base.out.with_extension("whole"), ..base.clone() };
     go(&whole, Start::New).expect("one rank trains");
     let expected = metrics(&whole.out).0;
     for (step, pair) in walk.windows(2).enumerate() {
-        let settings = layouts[pair[0]].settings(&base);
+        let settings = shared(layouts[pair[0]], &base);
         // It stops after its first step.
         let stop = Arc::new(AtomicBool::new(true));
         let start = if step == 0 { Start::New } else { Start::Resume };
         let options = RunOptions { start, ..RunOptions::default() };
         let report = run(&settings, options, stop, &mut ())
-            .unwrap_or_else(|error| panic!("step {}, {:?}: {error}", step + 1, layouts[pair[0]]));
+            .unwrap_or_else(|error| panic!("step {}, {}: {error}", step + 1, layouts[pair[0]]));
         assert_eq!(report.fit.step, step as u64 + 1);
         assert_eq!(report.ranks, settings.ranks);
     }
@@ -196,7 +149,7 @@ fn ranks_of_any_layout_go_on_with_any_other() {
 }
 
 /// The hash of loaded weights was that of the order in which ranks had them, and of their names
-/// there.
+/// there: each of these layouts has another order.
 #[test]
 fn loaded_weights_are_the_same_by_whichever_ranks() {
     let place = TestFolder::new();
@@ -216,7 +169,18 @@ fn loaded_weights_are_the_same_by_whichever_ranks() {
     };
     export_hf(&options, &mut |_, _| ()).expect("a model folder");
     let loaded = Settings { model: to.to_str().expect("a path").to_string(), ..base };
-    check(&loaded, &dense());
+    let layouts = [
+        single(),
+        data(2, 3),
+        tensor(2, single()),
+        stages(3, single()),
+        data(3, 3),
+        interleaved(stages(2, single())),
+        tensor(2, stages(2, single())),
+        context(2, single()),
+        tensor(2, data(2, 3)),
+    ];
+    check(&loaded, &layouts);
     assert_ne!(initial_weights(&loaded.out), "from seed");
 }
 
