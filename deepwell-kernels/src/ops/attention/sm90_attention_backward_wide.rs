@@ -15,7 +15,7 @@ use super::sm90_attention_backward::{
     least_section, statistics_rows,
 };
 use super::sm90_attention_backward_stored::{
-    Memory, STORED_BYTES_MAX, SUM_THREADS, numbers, reject_bytes, statistics_bytes,
+    Memory, STORED_BYTES_MAX, SUM_THREADS, numbers, statistics_bytes,
 };
 use super::stored_scores::Stored;
 use super::tensor_map_launch::head_boxes;
@@ -35,6 +35,8 @@ const ROWS: usize = 64;
 const STATISTICS_ROWS: usize = 32;
 /// Blocks of p in shared memory.
 const WEIGHTS: usize = 2;
+/// Most bytes of stored tiles of one key head: no other kernel takes heads of 256 elements.
+const HEAD_BYTES_MAX: usize = 1 << 32;
 /// Heads of at most this many elements have kernels of their own.
 const NARROW: usize = 128;
 
@@ -116,6 +118,15 @@ fn reject_widths(heads: &AttentionHeads) -> Option<String> {
             NARROW + UNIT,
             heads.head_dim,
             heads.value_dim()
+        )
+    })
+}
+
+/// Reason for refusing long sequences.
+fn reject_bytes(bytes: usize) -> Option<String> {
+    (bytes > HEAD_BYTES_MAX).then(|| {
+        format!(
+            "stores at most {HEAD_BYTES_MAX} bytes of score gradients per key head, not {bytes}"
         )
     })
 }
@@ -353,6 +364,7 @@ mod tests {
             (256, 256, 4096, None, wide),
             (192, 128, 4096, None, wide),
             (256, 256, 65536, Some(4096), wide),
+            (256, 256, 65024, None, wide),
             (256, 256, 65536, None, None),
             (192, 128, 65536, None, Some("cuda_attention_backward")),
             (128, 128, 4096, None, Some("cuda_sm90_attention_backward_stored")),
