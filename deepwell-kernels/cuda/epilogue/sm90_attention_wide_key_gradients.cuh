@@ -4,7 +4,9 @@
 // A CTA has one producer and two consumer warpgroups. One consumer computes p and dv, the other ds
 // and dk, so that a thread has the sums of one gradient in registers, p and ds are left operands in
 // registers, and each stage is read once per GEMM. p is passed in FP32 through shared memory, from
-// each thread to the thread with the same place in the other consumer.
+// each thread to the thread with the same place in the other consumer. Two warps of the producer
+// copy keys and queries, and values and dout, so that no copy waits for room for another. The
+// consumer of p is up to two blocks ahead of the other, also from one tile to the next.
 #pragma once
 
 #include "common/seen_keys.cuh"
@@ -26,6 +28,9 @@ namespace sm90_attention {
 
 // Keys of a tile, and queries of a stage.
 constexpr int kWideRows = kWaveM;
+// Registers per thread. The sum over all warpgroups is at most the CTA's initial allocation.
+constexpr int kWideProducerRegisters = 40;
+constexpr int kWideConsumerRegisters = 232;
 
 // Key heads of a launch, of all heads of all sequences, and memory for their score gradients. Tiles
 // are placed as in layout/score_gradients.cuh, elements in a tile as in layout/stored_scores.cuh.
@@ -45,16 +50,15 @@ struct WideKeyShape {
     static constexpr uint32 kWeightsBytes = kWideRows * kWideRows * 4;
     using KeyRows = WgmmaRows<kWideRows, kKeyDim>;      // of keys and of queries
     using ValueRows = WgmmaRows<kWideRows, kValueDim>;  // of values and of dout
-    static constexpr int kBarriers = 2 + 4 * kStages + 2 * kWeights;
-    static constexpr int kRowsBytes = KeyRows::kBytes + ValueRows::kBytes;
-    static constexpr int kSharedBytes = 1024 + (1 + kStages) * kRowsBytes +
-                                        kWeights * kWeightsBytes + 2 * kStages * kWideRows * 4 +
-                                        256;
-    static_assert(kSharedBytes <= 227 * 1024, "what a CTA may have");
-    static_assert(kBarriers * 8 + 4 <= 256, "room for barriers and the number of a tile");
-    // dv is staged where the keys were, dk where p was.
+    static constexpr int kBarriers = 4 + 4 * kStages + 2 * kWeights;
+    // dv is staged where the keys were, dk where the values were.
+    static constexpr int kOwnBytes = 2 * KeyRows::kBytes;
     static_assert(ValueRows::kBytes <= KeyRows::kBytes, "room for dv");
-    static_assert(KeyRows::kBytes <= kWeights * kWeightsBytes, "room for dk");
+    static constexpr int kSharedBytes =
+        1024 + kOwnBytes + kStages * (KeyRows::kBytes + ValueRows::kBytes) +
+        kWeights * kWeightsBytes + 2 * kStages * kWideRows * 4 + 256;
+    static_assert(kSharedBytes <= 227 * 1024, "what a CTA may have");
+    static_assert(kBarriers * 8 + 8 <= 256, "room for barriers and numbers of tiles");
 };
 
 // Shared memory from a 1024-byte boundary on.
@@ -67,41 +71,49 @@ struct WideShared {
     uint8* weights;   // [kWeights]
     float* lse_log2;  // [kStages][kWideRows]
     float* delta;     // [kStages][kWideRows]
-    uint64* own_full;
-    uint64* own_empty;
+    uint64* keys_full;
+    uint64* keys_empty;
+    uint64* values_full;
+    uint64* values_empty;
     uint64* queries_full;
     uint64* queries_empty;
     uint64* dout_full;
     uint64* dout_empty;
     uint64* weights_full;
     uint64* weights_empty;
-    volatile uint32* tile;  // its number
+    volatile uint32* keys_tile;    // number of the tile of these keys
+    volatile uint32* values_tile;  // and of these values
 
     __device__ __forceinline__ explicit WideShared(uint8* memory) {
         const uint32 address = static_cast<uint32>(__cvta_generic_to_shared(memory));
         keys = memory + (-address & 1023);
         values = keys + S::KeyRows::kBytes;
-        queries = values + S::ValueRows::kBytes;
+        queries = keys + S::kOwnBytes;
         dout = queries + S::kStages * S::KeyRows::kBytes;
         weights = dout + S::kStages * S::ValueRows::kBytes;
         lse_log2 = reinterpret_cast<float*>(weights + S::kWeights * S::kWeightsBytes);
         delta = lse_log2 + S::kStages * kWideRows;
-        own_full = reinterpret_cast<uint64*>(delta + S::kStages * kWideRows);
-        own_empty = own_full + 1;
-        queries_full = own_empty + 1;
+        keys_full = reinterpret_cast<uint64*>(delta + S::kStages * kWideRows);
+        keys_empty = keys_full + 1;
+        values_full = keys_empty + 1;
+        values_empty = values_full + 1;
+        queries_full = values_empty + 1;
         queries_empty = queries_full + S::kStages;
         dout_full = queries_empty + S::kStages;
         dout_empty = dout_full + S::kStages;
         weights_full = dout_empty + S::kStages;
         weights_empty = weights_full + S::kWeights;
-        tile = reinterpret_cast<uint32*>(weights_empty + S::kWeights);
+        keys_tile = reinterpret_cast<uint32*>(weights_empty + S::kWeights);
+        values_tile = keys_tile + 1;
     }
 
     // By one thread.
     __device__ __forceinline__ void init_barriers() const {
         constexpr int kWarps = kWarpgroup / 32;
-        mbarrier_set(own_full);
-        mbarrier_set(own_empty, kConsumers);
+        mbarrier_set(keys_full);
+        mbarrier_set(keys_empty);
+        mbarrier_set(values_full);
+        mbarrier_set(values_empty);
         for (int i = 0; i < S::kStages; ++i) {
             mbarrier_set(queries_full + i);
             mbarrier_set(queries_empty + i, kConsumers * kWarps);
@@ -169,62 +181,103 @@ __device__ __forceinline__ WidePlace wide_place(uint32 number, const Sizes& size
                      (queries + kWideRows - 1) / kWideRows};
 }
 
-// The producer: one thread.
-template <typename S>
-__device__ __forceinline__ void produce_for_wide_keys(const WideShared<S>& shared,
-                                                      const Maps& maps,
-                                                      const Statistics& statistics,
-                                                      const Sizes& sizes, const WideHeads& heads,
-                                                      const SeenKeys& seen_keys) {
-    using KeyRows = typename S::KeyRows;
-    using ValueRows = typename S::ValueRows;
-    constexpr uint32 kStatisticsBytes = kWideRows * 4;
-    const uint32 all = wide_tiles(sizes) * heads.count;
+// Calls `copy(query, head, row)` for each block of queries of a tile: the first query, its head and
+// the index of its statistics.
+template <typename Copy>
+__device__ __forceinline__ void for_blocks(const WidePlace& place, const Sizes& sizes, Copy copy) {
     const uint32 group = sizes.heads / sizes.kv_heads;
-    const uint32 padded_seq = sizes.padded_seq();
+    for (uint32 i = 0; i < group; ++i) {
+        const uint32 head = place.kv_head * group + i;
+        const uint64 rows =
+            static_cast<uint64>(place.batch * sizes.heads + head) * sizes.padded_seq();
+        for (int32 block = place.first_block; block < place.blocks; ++block) {
+            const int32 query = block * kWideRows;
+            copy(query, head, rows + query);
+        }
+    }
+}
+
+// Copies a stage of queries or dout, and of their statistics, by one thread.
+template <typename Rows>
+__device__ __forceinline__ void copy_stage(uint8* rows, float* statistics_of_stage,
+                                           const TensorMap& map, const float* statistics,
+                                           int32 query, uint32 head, uint32 batch, uint64* full) {
+    constexpr uint32 kStatisticsBytes = kWideRows * 4;
+    mbarrier_expect(full, Rows::kBytes + kStatisticsBytes);
+    copy_rows<Rows>(rows, map, query, head, batch, full);
+    bulk_copy(statistics_of_stage, statistics, kStatisticsBytes, full);
+}
+
+// The producer of keys and queries: one thread, which takes the tiles.
+template <typename S>
+__device__ __forceinline__ void produce_queries(const WideShared<S>& shared, const Maps& maps,
+                                                const Statistics& statistics, const Sizes& sizes,
+                                                const WideHeads& heads,
+                                                const SeenKeys& seen_keys) {
+    using KeyRows = typename S::KeyRows;
+    const uint32 all = wide_tiles(sizes) * heads.count;
     Stage<1> own;
     Stage<S::kStages> stage;
     uint32 number = blockIdx.x;
     for (;;) {
-        mbarrier_wait(shared.own_empty, own.phase ^ 1);
-        *shared.tile = number;
+        mbarrier_wait(shared.keys_empty, own.phase ^ 1);
+        *shared.keys_tile = number;
         if (number >= all) {
-            mbarrier_arrive(shared.own_full);
+            mbarrier_arrive(shared.keys_full);
             break;
         }
         const WidePlace place = wide_place<S>(number, sizes, heads, seen_keys);
-        mbarrier_expect(shared.own_full, KeyRows::kBytes + ValueRows::kBytes);
+        mbarrier_expect(shared.keys_full, KeyRows::kBytes);
         copy_rows<KeyRows>(shared.keys, maps.k, place.first_key, place.kv_head, place.batch,
-                           shared.own_full);
-        copy_rows<ValueRows>(shared.values, maps.v, place.first_key, place.kv_head, place.batch,
-                             shared.own_full);
+                           shared.keys_full);
         own.advance();
-        for (uint32 i = 0; i < group; ++i) {
-            const uint32 head = place.kv_head * group + i;
-            const uint64 rows = static_cast<uint64>(place.batch * sizes.heads + head) * padded_seq;
-            for (int32 block = place.first_block; block < place.blocks; ++block) {
-                const int32 query = block * kWideRows;
-                mbarrier_wait(shared.queries_empty + stage.index, stage.phase ^ 1);
-                uint64* full = shared.queries_full + stage.index;
-                mbarrier_expect(full, KeyRows::kBytes + kStatisticsBytes);
-                copy_rows<KeyRows>(shared.queries + stage.index * KeyRows::kBytes, maps.q, query,
-                                   head, place.batch, full);
-                bulk_copy(shared.lse_log2 + stage.index * kWideRows,
-                          statistics.lse_log2 + rows + query, kStatisticsBytes, full);
-                mbarrier_wait(shared.dout_empty + stage.index, stage.phase ^ 1);
-                full = shared.dout_full + stage.index;
-                mbarrier_expect(full, ValueRows::kBytes + kStatisticsBytes);
-                copy_rows<ValueRows>(shared.dout + stage.index * ValueRows::kBytes, maps.dout,
-                                     query, head, place.batch, full);
-                bulk_copy(shared.delta + stage.index * kWideRows, statistics.delta + rows + query,
-                          kStatisticsBytes, full);
-                stage.advance();
-            }
-        }
+        for_blocks(place, sizes, [&](int32 query, uint32 head, uint64 row) {
+            mbarrier_wait(shared.queries_empty + stage.index, stage.phase ^ 1);
+            copy_stage<KeyRows>(shared.queries + stage.index * KeyRows::kBytes,
+                                shared.lse_log2 + stage.index * kWideRows, maps.q,
+                                statistics.lse_log2 + row, query, head, place.batch,
+                                shared.queries_full + stage.index);
+            stage.advance();
+        });
         // Not prefetched, so that the first free CTA takes the next tile.
         number = gridDim.x + atomicAdd(sizes.counters, 1u);
     }
     end_counting(sizes.counters);
+}
+
+// The producer of values and dout of the same tiles: one thread.
+template <typename S>
+__device__ __forceinline__ void produce_dout(const WideShared<S>& shared, const Maps& maps,
+                                             const Statistics& statistics, const Sizes& sizes,
+                                             const WideHeads& heads, const SeenKeys& seen_keys) {
+    using ValueRows = typename S::ValueRows;
+    const uint32 all = wide_tiles(sizes) * heads.count;
+    Stage<1> own;
+    Stage<S::kStages> stage;
+    for (;;) {
+        // The number is replaced after dv of this tile, which needs dout.
+        mbarrier_wait(shared.keys_full, own.phase);
+        const uint32 number = *shared.keys_tile;
+        mbarrier_wait(shared.values_empty, own.phase ^ 1);
+        *shared.values_tile = number;
+        if (number >= all) {
+            mbarrier_arrive(shared.values_full);
+            break;
+        }
+        const WidePlace place = wide_place<S>(number, sizes, heads, seen_keys);
+        mbarrier_expect(shared.values_full, ValueRows::kBytes);
+        copy_rows<ValueRows>(shared.values, maps.v, place.first_key, place.kv_head, place.batch,
+                             shared.values_full);
+        own.advance();
+        for_blocks(place, sizes, [&](int32 query, uint32 head, uint64 row) {
+            mbarrier_wait(shared.dout_empty + stage.index, stage.phase ^ 1);
+            copy_stage<ValueRows>(shared.dout + stage.index * ValueRows::kBytes,
+                                  shared.delta + stage.index * kWideRows, maps.dout,
+                                  statistics.delta + row, query, head, place.batch,
+                                  shared.dout_full + stage.index);
+            stage.advance();
+        });
+    }
 }
 
 // Hides scores of a block of queries from the keys that these queries do not see. Weights of keys
@@ -251,8 +304,8 @@ __device__ __forceinline__ void hide_scores(float (&scores)[kWideRows / 2], cons
     }
 }
 
-// Stores 64 rows of a result in shared memory that the calling warpgroup no longer reads, and
-// returns the tile's operands to the producer.
+// Stores 64 rows of a result through the shared memory of an operand that only this consumer reads,
+// and returns the memory to the producer.
 template <typename Rows, int kCount>
 __device__ __forceinline__ void store_wide(uint8* staged, const float (&sums)[kCount], float scale,
                                            const TensorMap& map, const WidePlace& place,
@@ -286,8 +339,8 @@ __device__ __forceinline__ void sum_value_gradients(const WideShared<S>& shared,
     Stage<S::kWeights> weights;
 
     for (;;) {
-        mbarrier_wait(shared.own_full, own.phase);
-        const uint32 number = *shared.tile;
+        mbarrier_wait(shared.keys_full, own.phase);
+        const uint32 number = *shared.keys_tile;
         if (number >= all) {
             break;
         }
@@ -339,7 +392,7 @@ __device__ __forceinline__ void sum_value_gradients(const WideShared<S>& shared,
         if (read != nullptr) {
             release(read);
         }
-        store_wide<ValueRows>(shared.keys, dv, 1.0f, maps.second, place, shared.own_empty,
+        store_wide<ValueRows>(shared.keys, dv, 1.0f, maps.second, place, shared.keys_empty,
                               kConsumer);
         own.advance();
     }
@@ -389,8 +442,8 @@ __device__ __forceinline__ void sum_wide_key_gradients(const WideShared<S>& shar
     Stage<S::kWeights> weights;
 
     for (;;) {
-        mbarrier_wait(shared.own_full, own.phase);
-        const uint32 number = *shared.tile;
+        mbarrier_wait(shared.values_full, own.phase);
+        const uint32 number = *shared.values_tile;
         if (number >= all) {
             break;
         }
@@ -448,7 +501,7 @@ __device__ __forceinline__ void sum_wide_key_gradients(const WideShared<S>& shar
         if (read != nullptr) {
             release(read);
         }
-        store_wide<KeyRows>(shared.weights, dk, sizes.scale, maps.first, place, shared.own_empty,
+        store_wide<KeyRows>(shared.values, dk, sizes.scale, maps.first, place, shared.values_empty,
                             kConsumer);
         own.advance();
     }
@@ -464,12 +517,14 @@ __device__ __forceinline__ void make_wide_key_gradients(uint8* memory, const Map
     const WideShared<S> shared(memory);
     const uint32 warp = begin_warp(shared);
     if (warp < kWarpgroup / 32) {
-        keep_registers<kProducerRegisters>();
+        keep_registers<kWideProducerRegisters>();
         if (warp == 0 && elect_one()) {
-            produce_for_wide_keys(shared, maps, statistics, sizes, heads, seen_keys);
+            produce_queries(shared, maps, statistics, sizes, heads, seen_keys);
+        } else if (warp == 1 && elect_one()) {
+            produce_dout(shared, maps, statistics, sizes, heads, seen_keys);
         }
     } else {
-        take_registers<kConsumerRegisters>();
+        take_registers<kWideConsumerRegisters>();
         if (warp < 2 * kWarpgroup / 32) {
             sum_value_gradients(shared, maps, sizes, heads, seen_keys);
         } else {
