@@ -310,6 +310,7 @@ template <typename Rows, int kCount>
 __device__ __forceinline__ void store_wide(uint8* staged, const float (&sums)[kCount], float scale,
                                            const TensorMap& map, const WidePlace& place,
                                            uint64* empty, uint32 consumer) {
+    // redundant bar.sync: of a left operand, a warp reads only the rows that it overwrites
     synchronize_warpgroup<kConsumers>(consumer);
     stage_rows<Rows>(staged, sums, scale);
     fence_before_copies();
@@ -364,10 +365,12 @@ __device__ __forceinline__ void sum_value_gradients(const WideShared<S>& shared,
                 // Waits for the sums of the previous block.
                 wgmma_wait_for<1>(dv);
                 if (read != nullptr) {
+                    // redundant bar.warp.sync: all lanes waited for the wgmma that read it
                     release(read);
                 }
                 read = shared.dout_empty + stage.index;
                 wgmma_wait_for<0>(p);
+                // redundant bar.warp.sync: all lanes read lse before the wait above
                 release(shared.queries_empty + stage.index);
                 hide_scores<S>(p, sizes, place, block * kWideRows, seen_keys);
                 weigh_columns(p, lse, sizes.scale_log2);
@@ -390,6 +393,7 @@ __device__ __forceinline__ void sum_value_gradients(const WideShared<S>& shared,
         }
         wgmma_wait_for<0>(dv);
         if (read != nullptr) {
+            // redundant bar.warp.sync: all lanes waited for the wgmma that read it
             release(read);
         }
         store_wide<ValueRows>(shared.keys, dv, 1.0f, maps.second, place, shared.keys_empty,
@@ -470,6 +474,7 @@ __device__ __forceinline__ void sum_wide_key_gradients(const WideShared<S>& shar
                 // Waits for the sums of the previous block.
                 wgmma_wait_for<1>(dk);
                 if (read != nullptr) {
+                    // redundant bar.warp.sync: all lanes waited for the wgmma that read it
                     release(read);
                 }
                 read = shared.queries_empty + stage.index;
@@ -489,6 +494,7 @@ __device__ __forceinline__ void sum_wide_key_gradients(const WideShared<S>& shar
                 weights.advance();
                 differentiate_columns(ds, p, delta);
                 to_left(words, ds);
+                // redundant mbarrier.wait: p arrives after the queries that it is computed from
                 mbarrier_wait(shared.queries_full + stage.index, stage.phase);
                 wgmma_fence();
                 start_weighted_sums<KeyRows>(dk, words,
@@ -499,6 +505,7 @@ __device__ __forceinline__ void sum_wide_key_gradients(const WideShared<S>& shar
         }
         wgmma_wait_for<0>(dk);
         if (read != nullptr) {
+            // redundant bar.warp.sync: all lanes waited for the wgmma that read it
             release(read);
         }
         store_wide<KeyRows>(shared.values, dk, sizes.scale, maps.first, place, shared.values_empty,

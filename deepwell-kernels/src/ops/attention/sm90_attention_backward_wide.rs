@@ -77,7 +77,7 @@ impl Shape {
         SHAPES.into_iter().find(|shape| is_taken && fits(shape))
     }
 
-    /// Dynamic shared memory of `keys`: a tile of keys and of values with room for dv and dk, stages
+    /// Dynamic shared memory of `keys`: a tile of keys and values with room for dv and dk, stages
     /// of queries, dout and statistics, blocks of p.
     fn key_bytes(self) -> u32 {
         let [of_key, of_value] = self.widths.map(|width| ROWS * width * 2);
