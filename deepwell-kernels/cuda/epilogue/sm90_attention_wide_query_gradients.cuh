@@ -6,13 +6,13 @@
 #include "common/seen_keys.cuh"
 #include "common/types.cuh"
 #include "epilogue/sm90_attention_score_sums.cuh"
-#include "epilogue/sm90_attention_wide_key_gradients.cuh"
 #include "layout/score_gradients.cuh"
 #include "layout/stored_scores.cuh"
 #include "layout/wgmma_rows.cuh"
 #include "mma/sm90_attention_backward_frame.cuh"
 #include "ptx/bulk_copy.cuh"
 #include "ptx/mbarrier.cuh"
+#include "scheduler/sm90_attention_wide_tiles.cuh"
 
 namespace sm90_attention {
 
