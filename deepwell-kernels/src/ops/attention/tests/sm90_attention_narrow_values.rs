@@ -26,7 +26,7 @@ trial!(attention_with_narrow_values_of_any_size);
 /// Around tiles of 128 queries and blocks of 96 keys.
 fn attention_with_narrow_values_of_any_size() {
     let mut gpu = open();
-    for (head_dim, value_dim) in [(192, 128), (192, 64), (136, 72), (184, 8), (136, 128)] {
+    for (head_dim, value_dim) in [(192, 128), (136, 72), (184, 8)] {
         let of = |sizes: [usize; 4], causal, data| {
             let [batch, seq, heads, kv_heads] = sizes;
             Case::new([batch, seq, heads, kv_heads, head_dim], causal, data).values(value_dim)
@@ -50,7 +50,7 @@ fn attention_with_narrow_values_of_any_size() {
         cases.push(of([1, 200, 2, 1], true, random).documents(&[31, 65, 1, 100]));
         cases.push(of([2, 100, 2, 2], true, random).documents(&[5, 70]).window(20).sinks(1.0));
         for case in cases {
-            if gpu.runs(case.work(), 4 * EMULATED_WORK) {
+            if gpu.runs(case.work(), 2 * EMULATED_WORK) {
                 check(&mut gpu, &case);
             }
         }
