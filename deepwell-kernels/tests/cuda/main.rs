@@ -176,6 +176,10 @@ mod sm90_attention_backward;
 mod sm90_attention_backward_ordered;
 #[path = "../../src/ops/attention/tests/sm90_attention_backward_stored.rs"]
 mod sm90_attention_backward_stored;
+#[path = "../../src/ops/attention/tests/sm90_attention_backward_wide.rs"]
+mod sm90_attention_backward_wide;
+#[path = "../../src/ops/attention/tests/sm90_attention_narrow_values.rs"]
+mod sm90_attention_narrow_values;
 #[path = "../../src/ops/attention/tests/sm90_attention_part.rs"]
 mod sm90_attention_part;
 #[path = "../../src/ops/linear/tests/sm90_bf16_gemm.rs"]

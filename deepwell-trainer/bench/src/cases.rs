@@ -252,23 +252,29 @@ fn specs(all: &[QuantFormat]) -> Vec<QuantFormat> {
 fn attentions(is_gpu: bool) -> Vec<SingleCall> {
     let mut calls = Vec::new();
     for size in shapes::attentions(is_gpu) {
-        let shapes::AttentionSize { batch, heads, seq, head_dim, causal } = size;
+        let &shapes::AttentionSize { batch, heads, seq, head_dim, value_dim, causal } = size;
         let scale = 1.0 / (head_dim as f64).sqrt();
         let of_op = || AttentionHeads {
             heads,
             kv_heads: heads,
             head_dim,
+            value_dim: (value_dim != head_dim).then_some(value_dim),
             scale,
             causal,
             ..AttentionHeads::default()
         };
         let x = || bf16(&[batch * seq, heads * head_dim]);
+        let value = || bf16(&[batch * seq, heads * value_dim]);
         let lse = || f32(&[batch, heads, seq]);
         let forward = ops::Attention { heads: of_op() };
         let backward = ops::AttentionBackward { heads: of_op() };
         for mut call in [
-            SingleCall::new(forward, &[x(), x(), x()], &[x(), lse()]),
-            SingleCall::new(backward, &[x(), x(), x(), x(), x(), lse()], &[x(), x(), x()]),
+            SingleCall::new(forward, &[x(), x(), value()], &[value(), lse()]),
+            SingleCall::new(
+                backward,
+                &[value(), x(), x(), value(), value(), lse()],
+                &[x(), x(), value()],
+            ),
         ] {
             (call.batch, call.seq) = (batch, seq);
             calls.push(call);
@@ -457,6 +463,23 @@ fn sequences(call: &SingleCall) -> usize {
     call.operands.get(lse).map_or(call.batch, |lse| lse.shape[0])
 }
 
+/// A peer's attention; none with windows, sinks or documents.
+fn attention_task(call: &SingleCall, heads: &AttentionHeads) -> Option<PeerTask> {
+    if heads.window.is_some() || heads.sinks || heads.documents {
+        return None;
+    }
+    Some(PeerTask::Attention {
+        batch: sequences(call),
+        heads: heads.heads,
+        kv_heads: heads.kv_heads,
+        seq: call.seq,
+        head_dim: heads.head_dim,
+        value_dim: heads.value_dim(),
+        causal: heads.causal,
+        backward: matches!(call.op, Op::AttentionBackward(_)),
+    })
+}
+
 fn peer_task(call: &SingleCall) -> Option<PeerTask> {
     if let Some((kind, m, n, k)) = gemm_of(call) {
         // Peers do not have the fused ops.
@@ -488,21 +511,7 @@ fn peer_task(call: &SingleCall) -> Option<PeerTask> {
             })
         }
         Op::Attention(ops::Attention { heads })
-        | Op::AttentionBackward(ops::AttentionBackward { heads })
-            if heads.extension().is_some() =>
-        {
-            None
-        }
-        Op::Attention(ops::Attention { heads })
-        | Op::AttentionBackward(ops::AttentionBackward { heads }) => Some(PeerTask::Attention {
-            batch: sequences(call),
-            heads: heads.heads,
-            kv_heads: heads.kv_heads,
-            seq: call.seq,
-            head_dim: heads.head_dim,
-            causal: heads.causal,
-            backward: matches!(call.op, Op::AttentionBackward(_)),
-        }),
+        | Op::AttentionBackward(ops::AttentionBackward { heads }) => attention_task(call, heads),
         Op::Fused(op) => {
             let steps = || op.quantizations();
             let quantized = steps().map(|step| (step.of, step.quantize.axis.name().to_string()));

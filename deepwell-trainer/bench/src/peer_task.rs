@@ -73,8 +73,10 @@ pub enum PeerTask {
         kv_heads: usize,
         /// Tokens of a sequence.
         seq: usize,
-        /// Width of a head.
+        /// Width of a query and of a key.
         head_dim: usize,
+        /// Width of a value.
+        value_dim: usize,
         /// Whether a token attends only to earlier tokens.
         causal: bool,
         /// Gradients.

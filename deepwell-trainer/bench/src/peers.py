@@ -420,10 +420,11 @@ def attention(bench, identity, task):
 
     b, h, kv = task["batch"], task["heads"], task["kv_heads"]
     s, d, causal, backward = task["seq"], task["head_dim"], task["causal"], task["backward"]
-    byte_count = 2 * b * s * d * (2 * h + 2 * kv) * (2 if backward else 1)
+    dv = task["value_dim"]
+    byte_count = 2 * b * s * (d + dv) * (h + kv) * (2 if backward else 1)
 
     def operands():
-        shapes = [(b, h, s, d), (b, kv, s, d), (b, kv, s, d)]
+        shapes = [(b, h, s, d), (b, kv, s, d), (b, kv, s, dv)]
         return [bench.uniform(*shape) for shape in shapes]
 
     def plain(q, k, v):

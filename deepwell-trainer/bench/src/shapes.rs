@@ -29,37 +29,52 @@ pub(super) struct AttentionSize {
     pub(super) heads: usize,
     /// Tokens of a sequence.
     pub(super) seq: usize,
-    /// Width of a head.
+    /// Width of a query and of a key.
     pub(super) head_dim: usize,
+    /// Width of a value.
+    pub(super) value_dim: usize,
     /// Whether a token attends only to earlier tokens.
     pub(super) causal: bool,
 }
 
-/// Attentions.
-pub(super) fn attentions(is_gpu: bool) -> Vec<AttentionSize> {
-    let sizes: &[(usize, usize, usize, usize, bool)] = if is_gpu {
-        &[
-            (1, 8, 128, 64, false),
-            (2, 8, 256, 64, false),
-            (4, 16, 256, 128, false),
-            (8, 16, 512, 128, false),
-            (1, 32, 1024, 128, false),
-            (4, 16, 2048, 128, true),
-            (2, 16, 8192, 128, true),
-            (1, 16, 16384, 128, true),
-            (4, 16, 4096, 64, true),
-        ]
+/// Attentions. On a GPU also those of Gemma (256 elements), and of DeepSeek (values narrower than
+/// keys).
+pub(super) fn attentions(is_gpu: bool) -> &'static [AttentionSize] {
+    const fn size(
+        [batch, heads, seq]: [usize; 3],
+        (head_dim, value_dim): (usize, usize),
+        causal: bool,
+    ) -> AttentionSize {
+        AttentionSize { batch, heads, seq, head_dim, value_dim, causal }
+    }
+    if is_gpu {
+        const {
+            &[
+                size([1, 8, 128], (64, 64), false),
+                size([2, 8, 256], (64, 64), false),
+                size([4, 16, 256], (128, 128), false),
+                size([8, 16, 512], (128, 128), false),
+                size([1, 32, 1024], (128, 128), false),
+                size([4, 16, 2048], (128, 128), true),
+                size([2, 16, 8192], (128, 128), true),
+                size([1, 16, 16384], (128, 128), true),
+                size([4, 16, 4096], (64, 64), true),
+                size([4, 16, 2048], (256, 256), true),
+                size([4, 16, 2048], (256, 256), false),
+                size([2, 8, 8192], (256, 256), true),
+                size([4, 16, 2048], (192, 128), true),
+                size([2, 16, 8192], (192, 128), true),
+            ]
+        }
     } else {
-        &[(1, 4, 128, 64, false), (1, 4, 256, 64, true), (1, 4, 128, 128, true)]
-    };
-    let size = |&(batch, heads, seq, head_dim, causal)| AttentionSize {
-        batch,
-        heads,
-        seq,
-        head_dim,
-        causal,
-    };
-    sizes.iter().map(size).collect()
+        const {
+            &[
+                size([1, 4, 128], (64, 64), false),
+                size([1, 4, 256], (64, 64), true),
+                size([1, 4, 128], (128, 128), true),
+            ]
+        }
+    }
 }
 
 /// Rows and columns of norms and activations.

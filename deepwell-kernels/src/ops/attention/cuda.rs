@@ -148,6 +148,11 @@ pub(crate) fn extended_arguments(heads: &AttentionHeads, seq: usize) -> [Argumen
     [Argument::U32(heads.value_dim() as u32), window_argument(heads, seq)]
 }
 
+/// Whether an attention needs a kernel for windows, sinks and documents.
+pub(crate) fn is_extended(heads: &AttentionHeads) -> bool {
+    heads.window.is_some() || heads.sinks || heads.documents
+}
+
 /// Reason for refusing extensions in kernels of plain attention. Sinks and documents are additional
 /// operands, so this check precedes all checks of operands.
 pub(crate) fn reject_extension(heads: &AttentionHeads) -> Option<String> {

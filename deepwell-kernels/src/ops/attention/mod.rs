@@ -14,6 +14,8 @@ mod sm90_attention;
 mod sm90_attention_backward;
 mod sm90_attention_backward_ordered;
 mod sm90_attention_backward_stored;
+mod sm90_attention_backward_wide;
+mod sm90_attention_narrow_values;
 mod sm90_attention_part;
 mod sm90_attention_part_backward;
 mod sm90_attention_part_backward_stored;
@@ -67,6 +69,8 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         sm90_attention_backward::SPECS,
         sm90_attention_backward_ordered::SPECS,
         sm90_attention_backward_stored::SPECS,
+        sm90_attention_backward_wide::SPECS,
+        sm90_attention_narrow_values::SPECS,
         sm90_attention_part::SPECS,
         sm90_attention_part_backward::SPECS,
         sm90_attention_part_backward_stored::SPECS,

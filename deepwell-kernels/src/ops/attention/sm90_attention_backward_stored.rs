@@ -124,7 +124,7 @@ impl Shape {
 }
 
 /// Bytes of a workspace before the stored tiles: lse in powers of two and delta of each row.
-fn statistics_bytes(lse: &[usize]) -> usize {
+pub(super) fn statistics_bytes(lse: &[usize]) -> usize {
     (statistics_rows(lse) * STATISTICS * size_of::<f32>()).next_multiple_of(PART_BYTES)
 }
 

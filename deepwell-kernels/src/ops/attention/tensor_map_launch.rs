@@ -4,7 +4,9 @@ use std::ops::Range;
 
 use deepwell_ir::ops::AttentionHeads;
 
-use super::cuda::{Sizes, documents_argument, scale_log2, sinks_argument, window_argument};
+use super::cuda::{
+    Sizes, documents_argument, is_extended, scale_log2, sinks_argument, window_argument,
+};
 use crate::KernelError;
 use crate::runtime::cuda::device_tensor::DeviceTensor;
 use crate::runtime::cuda::driver::{
@@ -76,19 +78,20 @@ pub(super) fn launch(
     if lse.elements() == 0 {
         return Ok(Vec::new());
     }
-    let is_extended = heads.extension().is_some();
+    let is_extended = is_extended(heads);
     let ends = if is_extended { "_extended" } else { "" };
     let name = format!("{}_d{}{ends}", kernel.file, kernel.head_dim);
     let function = device.function(kernel.file, &name, kernel.shared_bytes)?;
     let mut arguments = Vec::with_capacity(16);
     let [query_rows, key_rows, result_rows] = kernel.rows;
-    for (tensor, count, rows) in [
-        (&q, sizes.heads, query_rows),
-        (&k, sizes.kv_heads, key_rows),
-        (&v, sizes.kv_heads, key_rows),
-        (&out, sizes.heads, result_rows),
+    let of_values = Sizes { head_dim: heads.value_dim(), ..sizes };
+    for (tensor, sizes, count, rows) in [
+        (&q, &sizes, sizes.heads, query_rows),
+        (&k, &sizes, sizes.kv_heads, key_rows),
+        (&v, &of_values, sizes.kv_heads, key_rows),
+        (&out, &of_values, sizes.heads, result_rows),
     ] {
-        let boxes = head_boxes(tensor, &sizes, count, rows);
+        let boxes = head_boxes(tensor, sizes, count, rows);
         arguments.push(Argument::TensorMap(device.tensor_map(&boxes)?));
     }
     // Sections of whole groups, whose heads share keys and values.

@@ -15,6 +15,7 @@ use crate::runtime::cuda::architecture::Architecture;
 /// - grouped GEMMs: `benchmarks/grouped_gemm_2026-11-23.md`;
 /// - attention: `benchmarks/sm90_attention_2026-11-23.md`. The portable kernels of ring attention
 ///   have the structure of `cuda_attention`, on `mma.sync`;
+/// - attention of wide heads on wgmma: not measured, the shares of the kernels for narrower heads;
 /// - ring attention on wgmma: `benchmarks/sm90_attention_part_2026-11-30.md`.
 const HOPPER: &[(&str, f64)] = &[
     ("cublaslt_linear", 0.74),
@@ -36,6 +37,8 @@ const HOPPER: &[(&str, f64)] = &[
     ("cuda_sm90_attention_backward", 0.46),
     ("cuda_sm90_attention_backward_ordered", 0.46),
     ("cuda_sm90_attention_backward_stored", 0.56),
+    ("cuda_sm90_attention_backward_wide", 0.56),
+    ("cuda_sm90_attention_narrow_values", 0.67),
     ("cuda_sm90_attention_part", 0.64),
     ("cuda_sm90_attention_part_backward", 0.47),
     ("cuda_sm90_attention_part_backward_stored", 0.53),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Source files of the kernels with alternatives; library kernels have none.
-const SOURCES: [(&str, &str); 35] = [
+const SOURCES: [(&str, &str); 37] = [
     ("cuda_attention", "attention"),
     ("cuda_attention_backward", "attention_backward"),
     ("cuda_sm90_attention", "sm90_attention"),
@@ -12,6 +12,8 @@ const SOURCES: [(&str, &str); 35] = [
     ("cuda_sm90_attention_backward", "sm90_attention_backward"),
     ("cuda_sm90_attention_backward_ordered", "sm90_attention_backward_ordered"),
     ("cuda_sm90_attention_backward_stored", "sm90_attention_backward_stored"),
+    ("cuda_sm90_attention_backward_wide", "sm90_attention_backward_wide"),
+    ("cuda_sm90_attention_narrow_values", "sm90_attention_narrow_values"),
     ("cuda_attention_part", "attention_part"),
     ("cuda_attention_part_backward", "attention_part_backward"),
     ("cuda_sm90_attention_part", "sm90_attention_part"),
