@@ -125,7 +125,10 @@ fn tolerance(precision: &str) -> f32 {
 
 fn check(row: &Row) {
     let graph = row.twin();
-    for precision in ["f32", "mxfp8"] {
+    // Ranks that split a sequence or a layer add in another order; in FP32 this is all.
+    let splits = row.parallel.tensor > 1 || row.parallel.context > 1;
+    let precisions: &[&str] = if splits { &["f32", "mxfp8"] } else { &["mxfp8"] };
+    for &precision in precisions {
         let alone = row.losses(&graph, precision, Parallel::default());
         let of_ranks = row.losses(&graph, precision, row.parallel);
         let learned = alone[0] != alone[STEPS - 1];
@@ -134,7 +137,6 @@ fn check(row: &Row) {
             let distance = (alone - of_ranks).abs() / alone;
             let limit = tolerance(precision);
             let what = format!("`{}`, {}, {precision}", row.request, row.parallel);
-            eprintln!("{what}: {distance:e}");
             assert!(distance < limit, "{what}: {alone} alone, {of_ranks} on ranks");
         }
     }
