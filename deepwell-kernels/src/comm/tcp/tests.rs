@@ -51,7 +51,7 @@ fn exchange(kind: CollectiveKind, size: u32) -> Exchange {
 fn take_part(comm: &mut dyn Comm) -> Vec<Vec<u8>> {
     let (rank, size) = (comm.rank(), comm.world_size());
     let mut all = Vec::new();
-    for elements in [0, 12, 600_000] {
+    for elements in [0, 60, 600_000] {
         let floats = (0..elements).map(|at| (rank * 31 + at * 7) as f32 / 3.0);
         let input: Vec<u8> = floats.flat_map(f32::to_le_bytes).collect();
         let sum = Reduction::Sum;

@@ -25,7 +25,7 @@ const PAGES: [&str; 11] = [
 ];
 
 /// Options of other programs, of `cargo xtask` and of `deepwell-emulate`, that these pages name.
-const OF_OTHERS: [&str; 35] = [
+const OF_OTHERS: [&str; 38] = [
     "--all",
     "--bin",
     "--bind-to",
@@ -36,13 +36,16 @@ const OF_OTHERS: [&str; 35] = [
     "--example",
     "--features",
     "--lib",
+    "--master-addr",
     "--max-restarts",
     "--mca",
     "--mma-order",
     "--mpi",
     "--mutate",
     "--mutations",
+    "--nnodes",
     "--no-deps",
+    "--node-rank",
     "--only",
     "--open",
     "--path",
