@@ -23,7 +23,7 @@ const DRAW_VARIABLE: &str = "DEEPWELL_PROOF_DRAW";
 const TABLE: &str = "tests/cuda/proofs/rows.json";
 
 /// Code that every row runs, relative to the crate. The ops' folders below `src/ops` are left out,
-/// and the folder of `deepwell-ir` that reads models.
+/// the exchanges between ranks, and the folder of `deepwell-ir` that reads models.
 const SHARED: [&str; 7] = [
     "src",
     "tests/cuda",
@@ -37,7 +37,9 @@ const SHARED: [&str; 7] = [
 /// Whether a folder belongs to some rows alone, or to none.
 fn is_left_out(folder: &Path) -> bool {
     let is_op = folder.parent().is_some_and(|parent| parent.ends_with("src/ops"));
-    is_op && folder.starts_with(here().join("src")) || folder.ends_with("deepwell-ir/src/capture")
+    is_op && folder.starts_with(here().join("src"))
+        || folder == here().join("src/comm")
+        || folder.ends_with("deepwell-ir/src/capture")
 }
 
 fn here() -> &'static Path {
