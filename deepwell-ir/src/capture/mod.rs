@@ -9,9 +9,8 @@
 //! unless this is obvious), or is an error. [`LlamaConfig::parameters`] lists the tensors of the
 //! model, [`ModelFolder::open`] compares the list with the headers of the weight files, and
 //! [`capture`] builds the [`Graph`](crate::Graph). GPT-2 has a separate configuration,
-//! [`Gpt2Config`], with the same functions; [`capture_gpt2`] builds its graph and
-//! [`ModelFolder::open_gpt2`] opens its folder. [`ModelConfig`] is either of the two
-//! configurations.
+//! [`Gpt2Config`], with the same functions; [`capture_gpt2`] builds its graph. [`ModelConfig`] is
+//! either of the two configurations.
 //!
 //! Mixtures of experts are graphs with the tags `router` and `experts`. A layer's experts are one
 //! node ([`Experts`](crate::ops::Experts)), which `deepwell_moe::expand` replaces by ops.

@@ -20,7 +20,7 @@ const QUANTIZED: &str = "weights that are already quantized have to be converted
 /// A tensor in a weight file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTensor {
-    /// Name in the file. [`ModelFolder::stored_name`](crate::capture::ModelFolder::stored_name)
+    /// Name in the file. [`ModelWeights::stored_name`](crate::capture::ModelWeights::stored_name)
     /// maps the name of a [`StoredSlice`](crate::capture::StoredSlice) to this name.
     pub name: String,
     /// Element type.
