@@ -124,7 +124,7 @@ fn check_mixed(gpu: &mut Gpu) {
 /// Lengths around the elements of a lane, a block, a CTA, and two steps of which one is skipped.
 fn check_lengths(gpu: &mut Gpu) {
     let tables: [&[usize]; 4] =
-        [&[1], &[3, 4, 5, 127, 128, 129], &[1023, 1024, 1025, 0, 1], &[2 * 1024 + 131, 7, 640]];
+        [&[1, 2], &[3, 4, 5, 127, 128, 130], &[1023, 1024, 1025, 0, 1], &[2 * 1024 + 131, 7, 640]];
     for moments in [MomentFormat::Fp32, MomentFormat::Fp8] {
         for lengths in tables {
             for step in [3.0, 0.0] {
