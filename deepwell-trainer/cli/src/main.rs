@@ -49,6 +49,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
+use deepwell_kernels::cpu::gemm::Tier;
 use deepwell_trainer::terminal::stderr_has_colors;
 use tracing_subscriber::EnvFilter;
 
@@ -182,7 +183,10 @@ fn main() -> ExitCode {
             return ExitCode::from(if error.use_stderr() { failure::UNUSABLE } else { 0 });
         }
     };
-    let started = start_logging().and_then(|()| Ok(deepwell_trainer::tuned::use_found()?));
+    let started = start_logging().and_then(|()| {
+        Tier::limit()?;
+        Ok(deepwell_trainer::tuned::use_found()?)
+    });
     match started.and_then(|()| run(cli.command)) {
         Ok(outcome) => outcome.into(),
         Err(error) => {

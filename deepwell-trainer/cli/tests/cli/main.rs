@@ -405,13 +405,16 @@ fn command_lines_that_are_not_understood() {
     check(&["plan"], &["<MODEL>"]);
     check(&["probe", "--jsn"], &["'--jsn'"]);
     check(&["capture", "llama-micro", "--dot", "--json"], &["cannot be used with"]);
-    let output = Command::new(env!("CARGO_BIN_EXE_deepwell"))
-        .args(["probe", "--json"])
-        .env("DEEPWELL_LOG", "deepwell=loud")
-        .output()
-        .expect("the command was built with this test");
-    assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("error: `DEEPWELL_LOG`"), "{}", text(&output.stderr));
+    for (variable, value) in [("DEEPWELL_LOG", "deepwell=loud"), ("DEEPWELL_CPU_TIER", "avx")] {
+        let output = Command::new(env!("CARGO_BIN_EXE_deepwell"))
+            .args(["probe", "--json"])
+            .env(variable, value)
+            .output()
+            .expect("the command was built with this test");
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains(&format!("error: `{variable}`")), "{stderr}");
+    }
 }
 
 /// A reader that goes away, as `head` does, is no error.

@@ -84,6 +84,10 @@ use std::sync::OnceLock;
 pub(crate) use carve::{Carver, carved_bytes};
 pub use operand::{DataKind, GemmError, MxPart, Operand, OperandData, Output};
 
+/// Environment variable with the name of the highest tier to use. Results differ between tiers in
+/// the order of sums, so runs on two CPUs have equal bits only on the same tier.
+pub const TIER_VARIABLE: &str = "DEEPWELL_CPU_TIER";
+
 /// Instructions of a GEMM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tier {
@@ -102,9 +106,33 @@ impl Tier {
     pub const ALL: [Tier; 4] = [Tier::F32, Tier::Avx512, Tier::Avx512Bf16, Tier::AmxBf16];
 
     /// Whether this process can run the tier: the CPU has the instructions and, for AMX, the
-    /// kernel grants the tile state (asked for once per process, on the first call).
+    /// kernel grants the tile state (asked for once per process, on the first call). Tiers above
+    /// the limit of [`TIER_VARIABLE`] are not available.
     #[must_use]
     pub fn is_available(self) -> bool {
+        static LIMIT: OnceLock<Option<Tier>> = OnceLock::new();
+        let limit = LIMIT.get_or_init(|| Tier::limit().unwrap_or_default());
+        limit.is_none_or(|limit| self <= limit) && self.is_supported()
+    }
+
+    /// The highest tier that [`TIER_VARIABLE`] allows; `None` if the variable is unset.
+    ///
+    /// # Errors
+    /// An unknown name, which [`Tier::is_available`] ignores.
+    pub fn limit() -> Result<Option<Tier>, GemmError> {
+        let set = std::env::var_os(TIER_VARIABLE).filter(|name| !name.is_empty());
+        let Some(name) = set else { return Ok(None) };
+        let is_named = |tier: &Tier| name == tier.name();
+        let unknown = || GemmError::UnknownTier {
+            variable: TIER_VARIABLE,
+            expected: Tier::ALL.map(Tier::name).join("`, `"),
+            got: name.to_string_lossy().into_owned(),
+        };
+        Tier::ALL.into_iter().find(is_named).ok_or_else(unknown).map(Some)
+    }
+
+    /// Whether the CPU and the operating system offer the tier.
+    fn is_supported(self) -> bool {
         match self {
             Tier::F32 => true,
             #[cfg(target_arch = "x86_64")]

@@ -315,4 +315,14 @@ pub enum GemmError {
         /// The best tier of this machine.
         best: &'static str,
     },
+    /// The environment names no tier.
+    #[error("`{variable}`: expected `{expected}`, got `{got}`")]
+    UnknownTier {
+        /// Name of the variable.
+        variable: &'static str,
+        /// The names of all tiers.
+        expected: String,
+        /// The value of the variable.
+        got: String,
+    },
 }
