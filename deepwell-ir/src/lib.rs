@@ -72,9 +72,9 @@ pub use passes::{
 };
 pub use program::{
     ALIGNMENT_BYTES, Access, Accumulate, Arena, Arrival, Body, BodyId, ByteRange, Call, Cost,
-    EventId, Handover, HostInterface, Instance, Invocation, Meeting, MemoryKind, Mode, Operand,
-    Order, ParameterState, Program, Quantization, Schedule, Shard, Slotted, StreamId, Unstored,
-    Value, ValueId, verify_program,
+    EventId, Gathered, Handover, HostInterface, Instance, Invocation, Master, Meeting, MemoryKind,
+    Mode, Operand, Order, ParameterState, Program, Quantization, Schedule, Shard, Slotted,
+    StreamId, Unstored, Value, ValueId, verify_program,
 };
 pub use ranks::{GroupId, ProcessGroup, Ranks};
 pub use safetensors_header::{SafetensorsError, SafetensorsHeader};

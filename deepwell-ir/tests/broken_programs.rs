@@ -3,8 +3,8 @@
 use deepwell_ir::ops::{Add, Cast};
 use deepwell_ir::{
     Access, Accumulate, Arena, Body, BodyId, ByteRange, Call, Cost, DType, HostInterface,
-    Invocation, KernelChoice, MathUnit, MemoryKind, Mode, NodeId, Op, Operand, ParameterState,
-    Phase, Program, Tag, Target, Value, ValueId, verify_program,
+    Invocation, KernelChoice, Master, MathUnit, MemoryKind, Mode, NodeId, Op, Operand,
+    ParameterState, Phase, Program, Tag, Target, Value, ValueId, verify_program,
 };
 
 fn value(name: &str, memory: MemoryKind, offset: usize) -> Value {
@@ -89,7 +89,7 @@ fn program() -> Program {
         parameters: vec![ParameterState {
             split: None,
             name: "w".to_string(),
-            master: ValueId(W),
+            master: Master::Whole(ValueId(W)),
             first_moment: None,
             second_moment: None,
             gradient: Some(ValueId(GRAD)),
@@ -145,7 +145,7 @@ fn names_and_ids() {
         |p| p.host.statistics = vec![("a".to_string(), ValueId(9))],
         "the host interface names value 9",
     );
-    check(|p| p.parameters[0].master = ValueId(9), "parameter `w` names value 9");
+    check(|p| p.parameters[0].master = Master::Whole(ValueId(9)), "parameter `w` names value 9");
     check(|p| p.parameters[0].gradient = Some(ValueId(9)), "parameter `w` names value 9");
     check(|p| p.calls[0].input_count = 4, "call `first` has too few operands");
 }

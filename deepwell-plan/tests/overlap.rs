@@ -154,7 +154,7 @@ fn memory_grows_by_a_layer() {
         let [beside, in_turns] = [true, false].map(|overlaps| lowered(zero, 1, overlaps));
         let layer: usize = (in_turns.parameters.iter())
             .filter(|state| state.name.starts_with("model.layers.0."))
-            .map(|state| in_turns.value(state.master).elements() * size_of::<f32>())
+            .map(|state| in_turns.value(state.master.value()).elements() * size_of::<f32>())
             .sum();
         let grown = beside.arena.transient_bytes() as i64 - in_turns.arena.transient_bytes() as i64;
         // A layer's gradients in FP32, its copies in BF16, and the slice that they are gathered of.

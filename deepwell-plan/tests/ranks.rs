@@ -5,7 +5,8 @@ mod common;
 
 use deepwell_ir::ops::{CollectiveKind, Reduction};
 use deepwell_ir::{
-    Access, Call, MemoryKind, Op, Operand, PrecisionPolicy, Program, Recompute, verify_program,
+    Access, Call, Gathered, Master, MemoryKind, Op, Operand, PrecisionPolicy, Program, Recompute,
+    verify_program,
 };
 use deepwell_plan::{Parallel, Plan, PlanRequest, Planned, autoplan_ranks, dryrun_world, lower};
 
@@ -252,6 +253,26 @@ fn shards_that_are_not_what_they_say_are_refused() {
             std::mem::swap(&mut shard.first_moment, &mut shard.second_moment);
         },
         "expected master and moments of shard 0",
+    );
+    // Each parameter says where its master is.
+    let first = sound.shards[0].parameters[0].0;
+    let Master::Sharded { shard, gathered, form } = sound.parameters[first].master else {
+        panic!("parameter {first} is whole");
+    };
+    let store = |master: Master| move |p: &mut Program| p.parameters[first].master = master;
+    check(&store(Master::Whole(gathered)), "the master of");
+    check(&store(Master::Sharded { shard: shard + 1, gathered, form }), "names shard 1");
+    assert_eq!(form, Gathered::Kept);
+    for form in [Gathered::Fp32, Gathered::Bf16, Gathered::Quantized] {
+        let expected = format!("is gathered as {form:?}");
+        check(&store(Master::Sharded { shard, gathered, form }), &expected);
+    }
+    check(
+        &|p| {
+            let (index, _) = p.shards[1].parameters.pop().unwrap();
+            p.parameters[index].gradient = None;
+        },
+        "is not in shard 1",
     );
     let scatter = at("reduce_scatter.gradients.0");
     check(&|p| p.calls[scatter].operands.swap(0, 1), "expected");

@@ -83,7 +83,12 @@ fn parameters_are_split_or_whole() {
             };
             let got = state.split.map(|split| (split.dim, split.place, split.parts));
             assert_eq!(got, expected.map(|dim| (dim, rank, 2)), "{}", state.name);
-            assert_eq!(two.whole_shape(state), one.value(whole.master).shape, "{}", state.name);
+            assert_eq!(
+                two.whole_shape(state),
+                one.value(whole.master.value()).shape,
+                "{}",
+                state.name
+            );
         }
         let json = serde_json::to_string(&two).unwrap();
         assert_eq!(serde_json::from_str::<Program>(&json).unwrap(), two);

@@ -202,7 +202,7 @@ fn copies_that_do_not_fit_together_are_refused() {
     );
     check(
         &|p| {
-            let other = p.parameters[1].master;
+            let other = p.parameters[1].master.value();
             p.calls[cast].operands[0].value = other;
         },
         &format!("copies `model.embed_tokens.weight` otherwise than `{name}` does"),

@@ -106,7 +106,7 @@ pub fn load(
             })?;
             values.copy_from_slice(&slice);
         }
-        target.write_master(state.master, cast_slice(&values))?;
+        target.write_master(state.master.value(), cast_slice(&values))?;
     }
     target.refresh_copies()
 }

@@ -54,7 +54,7 @@ fn state_bytes(program: &Program) -> usize {
 
 fn masters(program: &Program, dtype: DType) -> impl Iterator<Item = usize> {
     let of = move |id| Some(program.value(id)).filter(|value| value.dtype == dtype);
-    program.parameters.iter().filter_map(move |it| of(it.master)).map(|it| it.elements())
+    program.parameters.iter().filter_map(move |it| of(it.master.value())).map(|it| it.elements())
 }
 
 #[test]

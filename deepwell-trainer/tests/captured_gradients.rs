@@ -68,7 +68,7 @@ impl Model {
         for ((_, tensor), index) in graph.parameters().zip(0..) {
             let TensorKind::Parameter { init, .. } = tensor.kind else { panic!("no parameter") };
             let state = &model.loaded.program().parameters[index];
-            let (name, master) = (state.name.clone(), state.master);
+            let (name, master) = (state.name.clone(), state.master.value());
             let mut values = model.read(master);
             init::fill(everywhere.unwrap_or(init), 3, &name, &mut values);
             model.write(master, &values);
@@ -131,7 +131,7 @@ fn gradients_are_those_of_finite_differences() {
                 parameters.iter().map(|state| model.read(state.gradient.unwrap())).collect();
             let mut seen = 0;
             for (state, gradient) in parameters.iter().zip(&gradients) {
-                let at = model.read(state.master);
+                let at = model.read(state.master.value());
                 let size = gradient.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
                 // Adding one number to all scores of a query changes nothing: a bias of keys has
                 // no gradient.
@@ -141,7 +141,8 @@ fn gradients_are_those_of_finite_differences() {
                 }
                 assert!(size > 1e-4, "the gradient of `{}` is only {size}", state.name);
                 let uphill: Vec<f64> = gradient.iter().map(|&g| f64::from(g) / size).collect();
-                let mut loss = |distance: f64| model.loss_at(state.master, &at, &uphill, distance);
+                let mut loss =
+                    |distance: f64| model.loss_at(state.master.value(), &at, &uphill, distance);
                 let (near, far) = (loss(STEP) - loss(-STEP), loss(2.0 * STEP) - loss(-2.0 * STEP));
                 let measured = (8.0 * near - far) / (12.0 * STEP);
                 assert!(
@@ -149,7 +150,7 @@ fn gradients_are_those_of_finite_differences() {
                     "{rule}, `{}`: gradient {size}, finite difference {measured}",
                     state.name
                 );
-                model.write(state.master, &at);
+                model.write(state.master.value(), &at);
                 seen += 1;
             }
             assert!(seen + 2 >= parameters.len());

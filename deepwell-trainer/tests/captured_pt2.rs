@@ -63,7 +63,7 @@ fn engine(model: &mut Pt2Model) -> Engine {
     let mut engine = engine_of(model.graph.clone(), model.exported_for);
     for state in engine.program().parameters.clone() {
         let values = model.read(&state.name).unwrap();
-        engine.write_value(state.master, cast_slice(&values)).unwrap();
+        engine.write_value(state.master.value(), cast_slice(&values)).unwrap();
     }
     engine.refresh_weight_copies().unwrap();
     engine

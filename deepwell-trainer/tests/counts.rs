@@ -90,8 +90,8 @@ fn check_steps(policy: PrecisionPolicy) {
 
     // A step that ends in NaN is left out of the weights, not of the counts.
     let state = engine.program().parameters[0].clone();
-    let values = vec![f32::NAN; engine.program().value(state.master).elements()];
-    engine.write_value(state.master, cast_slice(&values)).expect("a value");
+    let values = vec![f32::NAN; engine.program().value(state.master.value()).elements()];
+    engine.write_value(state.master.value(), cast_slice(&values)).expect("a value");
     engine.refresh_weight_copies().expect("copies");
     assert_eq!(step(&mut engine), (quantized, true));
 }

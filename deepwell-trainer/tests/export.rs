@@ -61,9 +61,9 @@ fn saved(out: &Path, model: &ModelSource, engine: &mut Engine) -> PathBuf {
     let masters: Vec<(String, Vec<usize>, Vec<f32>)> = parameters
         .iter()
         .map(|state| {
-            let value = engine.program().value(state.master).clone();
+            let value = engine.program().value(state.master.value()).clone();
             let mut values = vec![0.0f32; value.elements()];
-            engine.read_value(state.master, cast_slice_mut(&mut values)).unwrap();
+            engine.read_value(state.master.value(), cast_slice_mut(&mut values)).unwrap();
             (state.name.clone(), value.shape, values)
         })
         .collect();

@@ -87,9 +87,9 @@ fn initialize(executor: &mut Executor, graph: &Graph, loaded: &LoadedProgram) {
     let program = loaded.program();
     for ((_, tensor), state) in graph.parameters().zip(&program.parameters) {
         let TensorKind::Parameter { init, .. } = tensor.kind else { panic!("no parameter") };
-        let mut values = vec![0f32; program.value(state.master).elements()];
+        let mut values = vec![0f32; program.value(state.master.value()).elements()];
         init::fill(init, 7, &state.name, &mut values);
-        executor.write(program, state.master, cast_slice(&values)).unwrap();
+        executor.write(program, state.master.value(), cast_slice(&values)).unwrap();
     }
     executor.run_phase(loaded, Phase::Weights).unwrap();
 }
@@ -147,7 +147,7 @@ fn run(
     executor.run(&training).unwrap();
     let counters: Vec<u64> = read(&mut executor, &program, program.host.counters.unwrap());
     assert_eq!(counters, [2, 1]);
-    let named = program.parameters.iter().map(|state| (state.name.clone(), state.master));
+    let named = program.parameters.iter().map(|state| (state.name.clone(), state.master.value()));
     let weights = named.map(|(name, id)| (name, read(&mut executor, &program, id))).collect();
     let counters = program.host.statistics.iter().cloned();
     let statistics = counters.map(|(name, id)| (name, read(&mut executor, &program, id))).collect();

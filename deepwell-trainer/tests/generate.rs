@@ -38,10 +38,10 @@ fn check(model: &str, precision: &str, seen: usize) {
     let mut forward = Forward::open(&graph, &policy, SEQ, Device::Cpu, &hardware()).unwrap();
     let mut buffer: Vec<f32> = Vec::new();
     for state in engine.program().parameters.clone() {
-        buffer.resize(engine.program().value(state.master).elements(), 0.0);
-        engine.read_value(state.master, cast_slice_mut(&mut buffer)).unwrap();
+        buffer.resize(engine.program().value(state.master.value()).elements(), 0.0);
+        engine.read_value(state.master.value(), cast_slice_mut(&mut buffer)).unwrap();
         let to = MasterWeights::program(&forward).parameters.iter().find(|p| p.name == state.name);
-        let to = to.unwrap().master;
+        let to = to.unwrap().master.value();
         forward.write_master(to, cast_slice(&buffer)).unwrap();
     }
     forward.refresh_copies().unwrap();

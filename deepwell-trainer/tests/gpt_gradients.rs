@@ -40,7 +40,7 @@ impl Model {
         for ((_, tensor), index) in graph.parameters().zip(0..) {
             let TensorKind::Parameter { init, .. } = tensor.kind else { panic!("no parameter") };
             let state = &model.loaded.program().parameters[index];
-            let (name, master) = (state.name.clone(), state.master);
+            let (name, master) = (state.name.clone(), state.master.value());
             let mut values = model.read(master);
             init::fill(init, 3, &name, &mut values);
             model.write(master, &values);
@@ -109,7 +109,7 @@ fn gradients_are_those_of_finite_differences() {
         let gradients: Vec<Vec<f32>> =
             parameters.iter().map(|state| model.read(state.gradient.unwrap())).collect();
         for (state, gradient) in parameters.iter().zip(&gradients) {
-            let at = model.read(state.master);
+            let at = model.read(state.master.value());
             let gradient: Vec<f64> = gradient.iter().map(|&g| f64::from(g)).collect();
             let size = gradient.iter().map(|g| g * g).sum::<f64>().sqrt();
             assert!(size > 1e-2, "the gradient of `{}` is only {size}", state.name);
@@ -119,7 +119,7 @@ fn gradients_are_those_of_finite_differences() {
             // Uphill, and any other way.
             for direction in [unit(gradient.clone()), waves] {
                 let mut loss =
-                    |distance: f64| model.loss_at(state.master, &at, &direction, distance);
+                    |distance: f64| model.loss_at(state.master.value(), &at, &direction, distance);
                 let (near, far) = (loss(STEP) - loss(-STEP), loss(2.0 * STEP) - loss(-2.0 * STEP));
                 let measured = (8.0 * near - far) / (12.0 * STEP);
                 let expected: f64 = gradient.iter().zip(&direction).map(|(g, d)| g * d).sum();
@@ -130,7 +130,7 @@ fn gradients_are_those_of_finite_differences() {
                     state.name
                 );
             }
-            model.write(state.master, &at);
+            model.write(state.master.value(), &at);
         }
     }
 }

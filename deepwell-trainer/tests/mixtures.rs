@@ -297,14 +297,14 @@ fn gradients_are_those_of_finite_differences() {
         let parameters = engine.program().parameters.clone();
         // Weights large enough for gradients that are not lost in rounding.
         for state in &parameters {
-            let mut values = vec![0f32; engine.program().value(state.master).elements()];
+            let mut values = vec![0f32; engine.program().value(state.master.value()).elements()];
             deepwell_trainer::init::fill(
                 deepwell_ir::Init::Normal { std: 0.25 },
                 3,
                 &state.name,
                 &mut values,
             );
-            engine.write_value(state.master, cast_slice(&values)).unwrap();
+            engine.write_value(state.master.value(), cast_slice(&values)).unwrap();
         }
         engine.refresh_weight_copies().unwrap();
         let loss = |engine: &mut Engine| {
@@ -322,7 +322,7 @@ fn gradients_are_those_of_finite_differences() {
             .map(|state| read(&mut engine, state.gradient.expect("it is trained")))
             .collect();
         for (state, gradient) in parameters.iter().zip(&gradients) {
-            let at = read(&mut engine, state.master);
+            let at = read(&mut engine, state.master.value());
             let size = gradient.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
             assert!(size > 1e-5, "{name}: the gradient of `{}` is only {size}", state.name);
             let mut loss_at = |distance: f64| {
@@ -330,7 +330,7 @@ fn gradients_are_those_of_finite_differences() {
                 let moved: Vec<f32> = moved
                     .map(|(&w, &g)| (f64::from(w) + distance * f64::from(g) / size) as f32)
                     .collect();
-                engine.write_value(state.master, cast_slice(&moved)).unwrap();
+                engine.write_value(state.master.value(), cast_slice(&moved)).unwrap();
                 loss(&mut engine)
             };
             let near = loss_at(STEP) - loss_at(-STEP);
@@ -341,7 +341,7 @@ fn gradients_are_those_of_finite_differences() {
                 "{name}, `{}`: gradient {size}, finite difference {measured}",
                 state.name
             );
-            engine.write_value(state.master, cast_slice(&at)).unwrap();
+            engine.write_value(state.master.value(), cast_slice(&at)).unwrap();
         }
     }
 }
@@ -397,19 +397,19 @@ fn selection_biases_follow_the_load() {
                 assert_eq!(counts.iter().sum::<usize>(), pairs, "{micro_batch} {rule}");
                 assert!(counts.iter().zip(&load.chosen).all(|(a, b)| *a as u64 == *b));
                 update_selection_bias(expected, &counts, f64::from(rate)).unwrap();
-                assert_eq!(read(&mut engine, state.master), *expected, "step {step}");
+                assert_eq!(read(&mut engine, state.master.value()), *expected, "step {step}");
             }
         }
         assert_eq!(expected.iter().flatten().any(|bias| *bias != 0.0), rate > 0.0);
 
         // A weight that is not finite makes a gradient that is not.
-        let mut broken = read(&mut engine, trained[0].master);
+        let mut broken = read(&mut engine, trained[0].master.value());
         broken.fill(f32::INFINITY);
-        engine.write_value(trained[0].master, cast_slice(&broken)).unwrap();
+        engine.write_value(trained[0].master.value(), cast_slice(&broken)).unwrap();
         engine.refresh_weight_copies().unwrap();
         assert!(engine.step(&batch(0), &batch(1), 1e-2, 1.0).unwrap().skipped);
         for (state, expected) in biases.iter().zip(&expected) {
-            assert_eq!(read(&mut engine, state.master), *expected, "a skipped step");
+            assert_eq!(read(&mut engine, state.master.value()), *expected, "a skipped step");
         }
     }
 }

@@ -172,8 +172,9 @@ fn a_resumed_run_has_the_bits_of_the_whole() {
     let mut second = engine_of(&recipe(), BATCH / 2);
     let (applied, skipped) = first.applied_steps().unwrap();
     for state in first.program().parameters.clone() {
-        for id in
-            [Some(state.master), state.first_moment, state.second_moment].into_iter().flatten()
+        for id in [Some(state.master.value()), state.first_moment, state.second_moment]
+            .into_iter()
+            .flatten()
         {
             let mut values = vec![0f32; first.program().value(id).elements()];
             first.read_value(id, cast_slice_mut(&mut values)).unwrap();

@@ -137,7 +137,7 @@ impl Observer for ByHand {
             // What is quantized is the master.
             let name = program.value(id).name.strip_suffix(".bf16").unwrap();
             let state = program.parameters.iter().find(|state| state.name == name).unwrap();
-            let master = bytes_of(program, state.master, backend);
+            let master = bytes_of(program, state.master.value(), backend);
             there_and_back(cast_slice::<u8, f32>(&master), rows, columns, by_column)
         } else {
             there_and_back(cast_slice::<u8, bf16>(&bytes), rows, columns, by_column)

@@ -98,9 +98,9 @@ impl Case {
         let cpu = Cpu::described("two cores", 2, 2_600_000_000, &["avx2", "fma"], 4 << 30);
         let mut engine = compile(graph, Hardware::cpu_only(cpu), &options).unwrap();
         for state in engine.program().parameters.clone() {
-            let shape = engine.program().value(state.master).shape.clone();
+            let shape = engine.program().value(state.master.value()).shape.clone();
             let weight = self.parameter("weight", &state.name, &shape);
-            engine.write_value(state.master, cast_slice(&weight)).unwrap();
+            engine.write_value(state.master.value(), cast_slice(&weight)).unwrap();
         }
         engine.refresh_weight_copies().unwrap();
         engine
@@ -227,8 +227,8 @@ fn run(name: &str, in_micro_batches: bool) -> String {
     let mut square_sum = 0.0f64;
     let mut compared = BTreeSet::new();
     for state in &parameters {
-        let shape = engine.program().value(state.master).shape.clone();
-        let weight = read_f32s(&mut engine, state.master);
+        let shape = engine.program().value(state.master.value()).shape.clone();
+        let weight = read_f32s(&mut engine, state.master.value());
         let before = case.parameter("weight", &state.name, &shape);
         assert_eq!(weight, before, "`{}` moved at learning rate 0", state.name);
         let got = read_f32s(&mut engine, state.gradient.unwrap());

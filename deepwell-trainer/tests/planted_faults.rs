@@ -168,7 +168,7 @@ fn swap_operands(program: &Program, call: &Call, backend: &mut dyn Backend) {
 /// Toward zero, which gives BF16 numbers as rounding to nearest does.
 fn round_masters_to_bf16(program: &Program, _: &Call, backend: &mut dyn Backend) {
     for state in &program.parameters {
-        change(program, state.master, backend, |bytes| {
+        change(program, state.master.value(), backend, |bytes| {
             for word in bytes.chunks_exact_mut(4) {
                 word[..2].fill(0);
             }
@@ -444,7 +444,7 @@ fn dgrad_in_bf16(program: &mut Program) {
     let parameters = &program.parameters;
     let state =
         parameters.iter().find(|s| s.name == "model.layers.0.mlp.gate_proj.weight").unwrap();
-    let weight = Operand { value: state.master, access: Access::Read };
+    let weight = Operand { value: state.master.value(), access: Access::Read };
     let data = call_mut(program, dgrad).operands[0].value;
     let quantization =
         program.calls.iter().find(|c| c.outputs().iter().any(|out| out.value == data)).unwrap();
@@ -493,7 +493,7 @@ fn weight_as_activation(program: &mut Program) {
 }
 
 fn high_precision_as_data(program: &mut Program) {
-    let master = program.parameters[0].master;
+    let master = program.parameters[0].master.value();
     call_mut(program, "layers.0.mlp.up_proj").operands[0].value = master;
 }
 

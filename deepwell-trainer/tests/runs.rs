@@ -358,7 +358,7 @@ fn loaded_weights_are_known_by_what_they_are() {
     let graph = capture_for_sequence(&config, 32).expect("a graph");
     let options = CompileOptions::new(PrecisionPolicy::bf16(), 32, 1);
     let mut engine = compile(graph, deepwell_probe::probe(), &options).expect("an engine");
-    let [first, second] = [0, 1].map(|index| engine.program().parameters[index].master);
+    let [first, second] = [0, 1].map(|index| engine.program().parameters[index].master.value());
     let [bytes, others] =
         [first, second].map(|id| vec![0u8; engine.program().value(id).range.bytes]);
     let mut hash = |writes: &[(ValueId, &[u8])]| {

@@ -50,9 +50,9 @@ fn run(graph: &Graph, program: &Program) -> Vec<u32> {
     let loaded = executor.load(program.clone()).unwrap();
     for ((_, tensor), state) in graph.parameters().zip(&program.parameters) {
         let TensorKind::Parameter { init, .. } = tensor.kind else { panic!("no parameter") };
-        let mut values = vec![0f32; program.value(state.master).elements()];
+        let mut values = vec![0f32; program.value(state.master.value()).elements()];
         init::fill(init, 7, &state.name, &mut values);
-        executor.write(program, state.master, cast_slice(&values)).unwrap();
+        executor.write(program, state.master.value(), cast_slice(&values)).unwrap();
     }
     executor.run_phase(&loaded, Phase::Weights).unwrap();
     let host = &program.host;
@@ -82,8 +82,8 @@ fn run(graph: &Graph, program: &Program) -> Vec<u32> {
         bits.push(loss[0].to_bits());
     }
     for state in &program.parameters {
-        let mut values = vec![0u32; program.value(state.master).elements()];
-        executor.read(program, state.master, cast_slice_mut(&mut values)).unwrap();
+        let mut values = vec![0u32; program.value(state.master.value()).elements()];
+        executor.read(program, state.master.value(), cast_slice_mut(&mut values)).unwrap();
         bits.extend(values);
     }
     bits

@@ -45,7 +45,8 @@ impl Program {
         let by_name: HashMap<&str, TensorId> =
             self.unstored.iter().map(|unstored| (&*unstored.name, unstored.tensor)).collect();
         let of_parameter = |(index, state): (usize, &ParameterState)| {
-            let tensor = tensor_of(state.master).or_else(|| by_name.get(&*state.name).copied());
+            let tensor =
+                tensor_of(state.master.value()).or_else(|| by_name.get(&*state.name).copied());
             Some((tensor?, index))
         };
         let parameters: HashMap<TensorId, usize> =

@@ -74,10 +74,8 @@ pub struct HostInterface {
 pub struct ParameterState {
     /// Name of the parameter in the source model.
     pub name: String,
-    /// FP32 master weight. For a [sharded](Shard) parameter, the gathered weight: gathered by the
-    /// body of [`Phase::Weights`] and kept between steps, or gathered where a pass needs it;
-    /// gathered in BF16 or as rowwise quantized data if calls read only such copies.
-    pub master: ValueId,
+    /// Where the master weight is stored.
+    pub master: Master,
     /// First moment; `None` in a program for evaluation and for sharded state.
     pub first_moment: Option<ValueId>,
     /// Second moment.
@@ -87,6 +85,55 @@ pub struct ParameterState {
     /// Slice of the parameter on this tensor-parallel rank; `None` if unsplit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split: Option<Split>,
+}
+
+/// Where a rank stores the master weight of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Master {
+    /// Whole, in FP32 or BF16.
+    Whole(ValueId),
+    /// In FP32 as one slice per rank, this rank's in a [`Shard`]. Calls read what ranks gather.
+    Sharded {
+        /// Index in [`Program::shards`].
+        shard: usize,
+        /// The gathered weight.
+        gathered: ValueId,
+        /// What is gathered, and when.
+        form: Gathered,
+    },
+}
+
+/// The form in which ranks gather a sharded weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Gathered {
+    /// The FP32 master, by the body of [`Phase::Weights`], kept between steps.
+    Kept,
+    /// The FP32 master, where a pass needs the weight.
+    Fp32,
+    /// A copy in BF16, because calls read no other form.
+    Bf16,
+    /// Rowwise quantized data, because calls read only quantized copies.
+    Quantized,
+}
+
+impl Master {
+    /// The whole weight in the form of calls: the master or the gathered weight. Its shape is the
+    /// shape of the parameter on this rank.
+    pub fn value(self) -> ValueId {
+        match self {
+            Master::Whole(value) | Master::Sharded { gathered: value, .. } => value,
+        }
+    }
+
+    /// The shard of the master, by index, if only slices of the FP32 master exist between steps.
+    pub fn only_in_shard(self) -> Option<usize> {
+        match self {
+            Master::Sharded { shard, form, .. } if form != Gathered::Kept => Some(shard),
+            _ => None,
+        }
+    }
 }
 
 /// A bucket of parameters whose optimizer state is sharded, one slice per rank of a group (ZeRO,
@@ -184,7 +231,7 @@ impl Program {
 
     /// Shape of the whole parameter, also if this rank has a slice.
     pub fn whole_shape(&self, state: &ParameterState) -> Vec<usize> {
-        let own = &self.value(state.master).shape;
+        let own = &self.value(state.master.value()).shape;
         state.split.map_or_else(|| own.clone(), |split| split.whole_shape(own))
     }
 

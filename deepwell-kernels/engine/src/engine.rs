@@ -138,7 +138,7 @@ impl TrainedModel {
         let (engine, members) = (&mut self.engine, &self.tensors[name].members);
         for member in members {
             let mut master = vec![0f32; member.shape.iter().product()];
-            let id = engine.program().parameters[member.parameter].master;
+            let id = engine.program().parameters[member.parameter].master.value();
             engine.read_value(id, cast_slice_mut(&mut master))?;
             let (own, shape) = member.part.elements_of(&member.shape);
             if member.part.insert(&master[own], shape, values).is_none() {
@@ -154,7 +154,7 @@ impl TrainedModel {
         let (engine, members) = (&mut self.engine, &self.tensors[name].members);
         for member in members {
             let mut master = vec![0f32; member.shape.iter().product()];
-            let id = engine.program().parameters[member.parameter].master;
+            let id = engine.program().parameters[member.parameter].master.value();
             engine.read_value(id, cast_slice_mut(&mut master))?;
             let (own, shape) = member.part.elements_of(&member.shape);
             let Some(taken) = member.part.extract(values, shape) else {

@@ -53,7 +53,7 @@ impl<'a> Origins<'a> {
             parameters: HashMap::new(),
         };
         for (index, state) in program.parameters.iter().enumerate() {
-            origins.parameters.insert(state.master, index);
+            origins.parameters.insert(state.master.value(), index);
             origins.parameters.extend(state.gradient.map(|gradient| (gradient, index)));
         }
         // An evaluation reads weight copies that the training program writes.
@@ -82,8 +82,9 @@ impl<'a> Origins<'a> {
     /// master.
     fn by_link(&mut self, id: ValueId, link: Link) {
         let states = &self.program.parameters;
-        let is_master =
-            |state: &ParameterState| self.program.value(state.master).tensor == Some(link.of);
+        let is_master = |state: &ParameterState| {
+            self.program.value(state.master.value()).tensor == Some(link.of)
+        };
         let Some(index) = states.iter().position(is_master) else { return };
         match link.derivation {
             Derivation::Plane { quantization, axis, plane, .. } => {
@@ -136,7 +137,8 @@ impl<'a> Origins<'a> {
         }
         for (index, quantization) in call.quantizations().into_iter().enumerate() {
             let states = &self.program.parameters;
-            let is_source = |state: &ParameterState| quantization.source == Some(state.master);
+            let is_source =
+                |state: &ParameterState| quantization.source == Some(state.master.value());
             let parameter = states.iter().position(is_source);
             let stored = quantization.source.and_then(|id| self.program.value(id).tensor);
             let source = stored.or_else(|| quantization.tensor(self.program));

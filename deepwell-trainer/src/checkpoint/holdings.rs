@@ -15,7 +15,7 @@ use deepwell_precision::{moments, scale_tiles};
 use half::bf16;
 
 use crate::TrainError;
-use crate::engine::{Moment, is_gathered, part, slice_of};
+use crate::engine::{Moment, part, slice_of};
 use crate::peers::Peers;
 
 /// A rectangle of a tensor, and its address on this rank.
@@ -171,12 +171,13 @@ pub(super) fn holdings(program: &Program, parallel: Parallel, rank: usize) -> Ve
             (Moment::First, state.first_moment, Section::MomentFirst),
             (Moment::Second, state.second_moment, Section::MomentSecond),
         ];
-        let master = (!is_gathered(program, state)).then_some(state.master);
+        let is_whole = state.master.only_in_shard().is_none();
+        let master = is_whole.then_some(state.master.value());
         let master = (state.name.clone(), master, Section::Master);
         let moments = moments.map(|(it, id, section)| (it.name_of(&state.name), id, section));
         for (name, id, section) in [master].into_iter().chain(moments) {
             let Some(id) = id else { continue };
-            let shape = &program.value(state.master).shape;
+            let shape = &program.value(state.master.value()).shape;
             let elements = 0..shape.iter().product();
             let (range, stored) = place_of(program.value(id), section, elements);
             all.push(Holding {
@@ -201,12 +202,12 @@ fn add_slices(program: &Program, parallel: Parallel, rank: usize, all: &mut Vec<
         let own = slice_of(program, parallel, shard, rank);
         for &(index, offset) in &shard.parameters {
             let state = &program.parameters[index];
-            let value = program.value(state.master);
+            let value = program.value(state.master.value());
             let Some((of_slice, of_parameter)) = part(own.clone(), offset, value.elements()) else {
                 continue;
             };
-            let master = is_gathered(program, state)
-                .then(|| (state.name.clone(), shard.master, Section::Master));
+            let master = state.master.only_in_shard();
+            let master = master.map(|_| (state.name.clone(), shard.master, Section::Master));
             let moments = [
                 (Moment::First, shard.first_moment, Section::MomentFirst),
                 (Moment::Second, shard.second_moment, Section::MomentSecond),
@@ -242,14 +243,15 @@ fn in_whole(state: &ParameterState, slice: &[usize], mut region: Region) -> Regi
 }
 
 fn add_copies(program: &Program, all: &mut Vec<Holding>) {
-    let is_master = |id| program.parameters.iter().any(|state| state.master == id);
+    let is_master = |id| program.parameters.iter().any(|state| state.master.value() == id);
     // A master may be gathered as a copy, which links to the master.
     let tensor_of = |id: ValueId| {
         let value = program.value(id);
         value.link.map(|link| link.of).or(value.tensor)
     };
     let split = program.parameters.iter().filter(|state| state.split.is_some());
-    let split: HashSet<TensorId> = split.filter_map(|state| tensor_of(state.master)).collect();
+    let split: HashSet<TensorId> =
+        split.filter_map(|state| tensor_of(state.master.value())).collect();
     let is_of_split = |link: Option<Link>| link.is_some_and(|link| split.contains(&link.of));
     for (index, value) in program.values.iter().enumerate() {
         let id = ValueId(index as u32);

@@ -13,7 +13,6 @@ use super::RunCounts;
 use super::gemms::{Gemm, Statistics, statistics_of};
 use super::products::{Measuring, Products};
 use super::routing::{LoadCounters, load_counters};
-use super::slices::is_gathered;
 use super::steps::Steps;
 use crate::TrainError;
 use crate::device::{Catalog, Device};
@@ -177,7 +176,7 @@ impl Engine {
         // A program has the parameters of its graph; a pipeline stage has some of them.
         let initialized = program.parameters.iter().filter_map(|state| {
             let elements = program.whole_shape(state).iter().product();
-            Some((state.master, state.name.clone(), *inits.get(&state.name)?, elements))
+            Some((state.master.value(), state.name.clone(), *inits.get(&state.name)?, elements))
         });
         let initialized: Vec<(ValueId, String, Init, usize)> = initialized.collect();
         // One thread computes a parameter while this thread writes the parameter before.
@@ -230,22 +229,22 @@ impl Engine {
         let mut buffer: Vec<f32> = Vec::new();
         for index in 0..self.program().parameters.len() {
             let state = self.program().parameters[index].clone();
-            if is_gathered(self.program(), &state) {
+            if state.master.only_in_shard().is_some() {
                 buffer = self.read_master_slice(index)?;
             } else {
                 buffer.clear();
-                buffer.resize(self.program().value(state.master).elements(), 0.0);
-                self.read_value(state.master, cast_slice_mut(&mut buffer))?;
+                buffer.resize(self.program().value(state.master.value()).elements(), 0.0);
+                self.read_value(state.master.value(), cast_slice_mut(&mut buffer))?;
             }
             if let Some(split) = state.split {
                 // The random bits are drawn for the whole parameter.
-                let slice_shape = self.program().value(state.master).shape.clone();
+                let slice_shape = self.program().value(state.master.value()).shape.clone();
                 let mut full = vec![0f32; self.program().whole_shape(&state).iter().product()];
                 split.insert(&buffer, &slice_shape, &mut full);
                 buffer = full;
             }
             init::perturb(seed, &state.name, &mut buffer);
-            self.write_part(state.master, cast_slice(&buffer))?;
+            self.write_part(state.master.value(), cast_slice(&buffer))?;
         }
         Ok(())
     }

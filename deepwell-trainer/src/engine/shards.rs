@@ -9,37 +9,27 @@
 use std::ops::Range;
 
 use bytemuck::{cast_slice, cast_slice_mut, pod_collect_to_vec};
-use deepwell_ir::{ByteRange, DType, ParameterState, Shard, ValueId};
+use deepwell_ir::{ByteRange, DType, ParameterState, ValueId};
 use half::bf16;
 use rayon::prelude::*;
 
 use super::Engine;
-use super::slices::{Moment, is_gathered, part, slice_of};
+use super::slices::{Moment, part, slice_of};
 use crate::TrainError;
 
 impl Engine {
-    /// Elements of the bucket in the slice of a rank.
-    fn slice(&self, shard: &Shard, rank: usize) -> Range<usize> {
-        slice_of(self.program(), self.plan.parallel, shard, rank)
-    }
-
-    /// Whether the masters of a shard exist only as slices.
-    fn is_gathered(&self, shard: &Shard) -> bool {
-        let program = self.program();
-        let first = shard.parameters.first();
-        first.is_some_and(|(index, _)| is_gathered(program, &program.parameters[*index]))
-    }
-
     /// Copies this rank's slices from the whole masters.
     pub(super) fn scatter_masters(&mut self) -> Result<(), TrainError> {
         for shard in self.program().shards.clone() {
-            if self.is_gathered(&shard) {
+            let parameters = &self.program().parameters;
+            let mut members = shard.parameters.iter().map(|(index, _)| parameters[*index].master);
+            if members.any(|master| master.only_in_shard().is_some()) {
                 continue;
             }
-            let rank_range = self.slice(&shard, self.rank());
+            let rank_range = slice_of(self.program(), self.plan.parallel, &shard, self.rank());
             let mut values = vec![0f32; rank_range.len()];
             for &(index, offset) in &shard.parameters {
-                let master = self.program().parameters[index].master;
+                let master = self.program().parameters[index].master.value();
                 let value = self.program().value(master);
                 let Some((of_slice, of_parameter)) =
                     part(rank_range.clone(), offset, value.elements())
@@ -71,43 +61,28 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes this rank's slice of a whole parameter tensor.
-    fn write_slice(
-        &mut self,
-        parameter: usize,
-        slice_of: &dyn Fn(&Shard) -> ValueId,
-        whole: &[f32],
-    ) -> Result<(), TrainError> {
-        for shard in self.program().shards.clone() {
-            let place = shard.parameters.iter().find(|(index, _)| *index == parameter);
-            let Some(&(_, offset)) = place else { continue };
-            let own = self.slice(&shard, self.rank());
-            let Some((of_slice, of_parameter)) = part(own, offset, whole.len()) else { continue };
-            let range = self.program().value(slice_of(&shard)).range;
-            let range = ByteRange {
-                offset: range.offset + of_slice.start * size_of::<f32>(),
-                bytes: of_slice.len() * size_of::<f32>(),
-            };
-            self.executor.backend_mut().write(range, cast_slice(&whole[of_parameter]))?;
-        }
-        Ok(())
+    /// Bytes of a sharded master on this rank, and the elements of the whole master at these bytes;
+    /// `None` if other ranks have all of it.
+    fn master_slice(&self, parameter: usize) -> Option<(ByteRange, Range<usize>)> {
+        let program = self.program();
+        let master = program.parameters[parameter].master;
+        let shard = &program.shards[master.only_in_shard()?];
+        let &(_, offset) = shard.parameters.iter().find(|(index, _)| *index == parameter)?;
+        let own = slice_of(program, self.plan.parallel, shard, self.rank());
+        let (of_slice, of_parameter) = part(own, offset, program.value(master.value()).elements())?;
+        let range = ByteRange {
+            offset: program.value(shard.master).range.offset + of_slice.start * size_of::<f32>(),
+            bytes: of_slice.len() * size_of::<f32>(),
+        };
+        Some((range, of_parameter))
     }
 
     /// Reads this rank's slice of a master that exists only as slices. The result has the shape of
     /// the whole master, with zeros for elements of other ranks.
     pub(super) fn read_master_slice(&mut self, parameter: usize) -> Result<Vec<f32>, TrainError> {
-        let master = self.program().parameters[parameter].master;
+        let master = self.program().parameters[parameter].master.value();
         let mut whole = vec![0f32; self.program().value(master).elements()];
-        for shard in self.program().shards.clone() {
-            let place = shard.parameters.iter().find(|(index, _)| *index == parameter);
-            let Some(&(_, offset)) = place else { continue };
-            let own = self.slice(&shard, self.rank());
-            let Some((of_slice, of_parameter)) = part(own, offset, whole.len()) else { continue };
-            let range = self.program().value(shard.master).range;
-            let range = ByteRange {
-                offset: range.offset + of_slice.start * size_of::<f32>(),
-                bytes: of_slice.len() * size_of::<f32>(),
-            };
+        if let Some((range, of_parameter)) = self.master_slice(parameter) {
             let bytes = cast_slice_mut(&mut whole[of_parameter]);
             self.executor.backend_mut().read(range, bytes)?;
         }
@@ -121,11 +96,10 @@ impl Engine {
     /// Bytes of the wrong length.
     pub(crate) fn write_part(&mut self, id: ValueId, whole: &[u8]) -> Result<(), TrainError> {
         let program = self.program();
-        let gathered = program
-            .parameters
-            .iter()
-            .position(|state| state.master == id && is_gathered(program, state));
-        if let Some(parameter) = gathered {
+        let is_sliced = |state: &ParameterState| {
+            state.master.value() == id && state.master.only_in_shard().is_some()
+        };
+        if let Some(parameter) = program.parameters.iter().position(is_sliced) {
             let state = &program.parameters[parameter];
             let expected = program.whole_shape(state).iter().product::<usize>() * size_of::<f32>();
             if whole.len() != expected {
@@ -139,10 +113,12 @@ impl Engine {
             let whole: Vec<f32> = pod_collect_to_vec(whole);
             let slice = state.split.map(|split| split.extract(&whole, &program.value(id).shape));
             let slice = slice.unwrap_or(whole);
-            return self.write_slice(parameter, &|shard| shard.master, &slice);
+            let Some((range, own)) = self.master_slice(parameter) else { return Ok(()) };
+            return Ok(self.executor.backend_mut().write(range, cast_slice(&slice[own]))?);
         }
         let is_of = |state: &&ParameterState| {
-            [Some(state.master), state.first_moment, state.second_moment].contains(&Some(id))
+            [Some(state.master.value()), state.first_moment, state.second_moment]
+                .contains(&Some(id))
         };
         let state = program.parameters.iter().find(is_of);
         let Some((split, state)) = state.and_then(|state| Some((state.split?, state))) else {

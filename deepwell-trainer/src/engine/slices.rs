@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use deepwell_ir::{DType, ParameterState, Program, Shard, ValueId};
+use deepwell_ir::{Program, Shard, ValueId};
 use deepwell_plan::Parallel;
 
 /// One of the two moments of AdamW.
@@ -43,14 +43,6 @@ pub(crate) fn part(
     let begin = slice.start.max(offset);
     let end = slice.end.min(offset + elements);
     (begin < end).then(|| (begin - slice.start..end - slice.start, begin - offset..end - offset))
-}
-
-/// Whether the FP32 master of a parameter exists only as slices: the whole master is gathered in
-/// BF16, or not persistent. Without shards a master in BF16 is the master.
-pub(crate) fn is_gathered(program: &Program, state: &ParameterState) -> bool {
-    let master = program.value(state.master);
-    let is_copy = master.dtype != DType::F32 && !program.shards.is_empty();
-    !master.memory.is_persistent() || is_copy
 }
 
 /// Elements of a shard's bucket in the slice of a rank. The bucket is split over the ranks with the

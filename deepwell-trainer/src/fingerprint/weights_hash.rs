@@ -91,7 +91,7 @@ impl MasterWeights for HashedWeights<'_> {
     fn write_master(&mut self, id: deepwell_ir::ValueId, bytes: &[u8]) -> Result<(), TrainError> {
         // A gathered value has another name than its parameter.
         let program = self.target.program();
-        let state = program.parameters.iter().find(|state| state.master == id);
+        let state = program.parameters.iter().find(|state| state.master.value() == id);
         let name = state.map_or_else(|| &program.value(id).name, |state| &state.name);
         if !self.hash.tensors.contains_key(name) {
             self.hash.tensors.insert(name.clone(), blake3::hash(bytes));

@@ -174,11 +174,11 @@ pub(crate) fn load_masters(
 ) -> Result<(), TrainError> {
     let mut buffer: Vec<f32> = Vec::new();
     for state in MasterWeights::program(forward).parameters.clone() {
-        let shape = MasterWeights::program(forward).value(state.master).shape.clone();
+        let shape = MasterWeights::program(forward).value(state.master.value()).shape.clone();
         buffer.clear();
         buffer.resize(shape.iter().product(), 0.0);
         checkpoint.read_f32_into(Section::Master, &state.name, &shape, &mut buffer)?;
-        forward.write_master(state.master, cast_slice_mut(&mut buffer))?;
+        forward.write_master(state.master.value(), cast_slice_mut(&mut buffer))?;
     }
     forward.refresh_copies()
 }
@@ -189,13 +189,13 @@ fn begin_anew(model: &ModelSource, forward: &mut Forward, window: usize) -> Resu
     let inits = initial_values(&graph);
     let mut buffer: Vec<f32> = Vec::new();
     for state in MasterWeights::program(forward).parameters.clone() {
-        let shape = MasterWeights::program(forward).value(state.master).shape.clone();
+        let shape = MasterWeights::program(forward).value(state.master.value()).shape.clone();
         buffer.clear();
         buffer.resize(shape.iter().product(), 0.0);
         if let Some(&init) = inits.get(&state.name) {
             init::fill(init, 0, &state.name, &mut buffer);
         }
-        forward.write_master(state.master, cast_slice_mut(&mut buffer))?;
+        forward.write_master(state.master.value(), cast_slice_mut(&mut buffer))?;
     }
     forward.refresh_copies()
 }

@@ -359,7 +359,7 @@ impl ModelSource {
         let Description::Exported(model) = &mut self.description else { return Ok(false) };
         for state in target.program().parameters.clone() {
             let values = model.read(&state.name)?;
-            target.write_master(state.master, cast_slice(&values))?;
+            target.write_master(state.master.value(), cast_slice(&values))?;
         }
         target.refresh_copies()?;
         Ok(true)

@@ -108,7 +108,7 @@ fn tensors(engine: &mut Engine) -> Result<BTreeMap<String, Vec<u32>>, TrainError
     let mut tensors = BTreeMap::new();
     for state in &program.parameters {
         let of_parameter = [
-            ("", Some(state.master)),
+            ("", Some(state.master.value())),
             ("moment1.", state.first_moment),
             ("moment2.", state.second_moment),
         ];

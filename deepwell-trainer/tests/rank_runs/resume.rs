@@ -53,7 +53,7 @@ fn expect_loaded(engine: &mut Engine, checkpoint: &Checkpoint) -> Result<(), Tra
     let sections = |state: &ParameterState| {
         let moment = |name| format!("{name}.{}", state.name);
         [
-            (Section::Master, state.name.clone(), Some(state.master)),
+            (Section::Master, state.name.clone(), Some(state.master.value())),
             (Section::MomentFirst, moment("moment1"), state.first_moment),
             (Section::MomentSecond, moment("moment2"), state.second_moment),
         ]

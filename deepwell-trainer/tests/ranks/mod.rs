@@ -17,7 +17,7 @@ pub(crate) fn hardware() -> Hardware {
 
 /// Master weights of a program.
 pub(crate) fn masters_of(program: &Program) -> Vec<ValueId> {
-    program.parameters.iter().map(|state| state.master).collect()
+    program.parameters.iter().map(|state| state.master.value()).collect()
 }
 
 /// Moments of a program that are whole.

@@ -123,9 +123,9 @@ impl Reference {
         let loaded = executor.load(program.clone()).unwrap();
         for ((_, tensor), state) in graph.parameters().zip(&program.parameters) {
             let deepwell_ir::TensorKind::Parameter { init, .. } = tensor.kind else { panic!() };
-            let mut values = vec![0f32; program.value(state.master).elements()];
+            let mut values = vec![0f32; program.value(state.master.value()).elements()];
             init::fill(init, SEED, &state.name, &mut values);
-            executor.write(&program, state.master, cast_slice(&values)).unwrap();
+            executor.write(&program, state.master.value(), cast_slice(&values)).unwrap();
         }
         executor.run_phase(&loaded, Phase::Weights).unwrap();
         Reference { executor, loaded, parts: case.parts, seq: case.seq, groups: Vec::new() }

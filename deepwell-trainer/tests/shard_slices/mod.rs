@@ -21,7 +21,7 @@ pub(crate) fn masters(program: &Program, of_ranks: &[Vec<Vec<u32>>]) -> Vec<u32>
     for (index, shard) in program.shards.iter().enumerate() {
         let whole: Vec<u32> = of_ranks.iter().flat_map(|slices| slices[index].clone()).collect();
         for &(parameter, offset) in &shard.parameters {
-            let elements = program.value(program.parameters[parameter].master).elements();
+            let elements = program.value(program.parameters[parameter].master.value()).elements();
             of_parameters[parameter] = whole[offset..offset + elements].to_vec();
         }
     }

@@ -132,8 +132,8 @@ fn gradients_of_equal_scores(
         step(engine, 0.0)?;
         for state in engine.program().parameters.clone() {
             if is_router(&state.name) {
-                let zeros = vec![0f32; engine.program().value(state.master).elements()];
-                engine.write_value(state.master, cast_slice(&zeros))?;
+                let zeros = vec![0f32; engine.program().value(state.master.value()).elements()];
+                engine.write_value(state.master.value(), cast_slice(&zeros))?;
             }
         }
         engine.refresh_weight_copies()?;

@@ -86,13 +86,13 @@ pub(crate) fn samples(
 ) -> Result<Vec<TensorSample>, TrainError> {
     let program = engine.program().clone();
     let sample = |state: &ParameterState, range, values| {
-        let shape = program.value(state.master).shape.clone();
+        let shape = program.value(state.master.value()).shape.clone();
         TensorSample { name: state.name.clone(), split: state.split, shape, range, values }
     };
     let mut samples = Vec::new();
     for state in &program.parameters {
         let id = match read {
-            Read::Masters => Some(state.master),
+            Read::Masters => Some(state.master.value()),
             Read::FirstMoments => state.first_moment,
             Read::Gradients => state.gradient,
         };
@@ -118,7 +118,8 @@ pub(crate) fn samples(
             let over = state.split.map(|split| split.over).unwrap_or_default();
             let begin = parallel.shard_place(engine.rank(), over) * slice.len();
             let from = begin.max(offset);
-            let to = (begin + slice.len()).min(offset + program.value(state.master).elements());
+            let to =
+                (begin + slice.len()).min(offset + program.value(state.master.value()).elements());
             if from < to {
                 let values = slice[from - begin..to - begin].to_vec();
                 samples.push(sample(state, from - offset..to - offset, values));

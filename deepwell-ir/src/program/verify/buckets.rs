@@ -7,7 +7,8 @@ use super::ALIGNMENT_BYTES;
 use super::offloaded::Homes;
 use crate::ops::AdamW;
 use crate::{
-    Access, Call, MemoryKind, Op, Operand, OperandType, ParameterState, Program, Shard, ValueId,
+    Access, Call, DType, Gathered, Master, MemoryKind, Op, Operand, OperandType, ParameterState,
+    Program, Shard, ValueId,
 };
 
 /// Checks the buckets in parameter order: operands match the call, buckets do not overlap, and
@@ -58,7 +59,7 @@ fn moved_by_counts(program: &Program) -> Result<HashSet<ValueId>, String> {
             return Err(format!("call `{}` has no bias", call.name));
         };
         let is_state = |state: &&ParameterState| {
-            state.master == bias.value && state.gradient == Some(counts.value)
+            state.master.value() == bias.value && state.gradient == Some(counts.value)
         };
         let state = program.parameters.iter().find(is_state);
         let has_moments =
@@ -99,16 +100,25 @@ fn shards(
         if !got.eq(expected.map(|value| (value, Access::Update))) {
             return Err(format!("call `{name}`: expected master and moments of shard {index}"));
         }
-        shard_places(program, shard, &mut is_sharded)
+        shard_places(program, (index, shard), &mut is_sharded)
             .map_err(|what| format!("shard {index}: {what}"))?;
     }
     let rest = program.parameters.iter().zip(is_sharded).filter(|(_, sharded)| !sharded);
-    rest.map(|(state, _)| state)
-        .try_for_each(|state| all_frozen(std::slice::from_ref(state), moved))
+    for (state, _) in rest {
+        all_frozen(std::slice::from_ref(state), moved)?;
+        if let Master::Sharded { shard, .. } = state.master {
+            return Err(format!("parameter `{}` is not in shard {shard}", state.name));
+        }
+    }
+    Ok(())
 }
 
 /// Checks that the parameters of a shard are consecutive and fit into the slices of its group.
-fn shard_places(program: &Program, shard: &Shard, is_sharded: &mut [bool]) -> Result<(), String> {
+fn shard_places(
+    program: &Program,
+    (number, shard): (usize, &Shard),
+    is_sharded: &mut [bool],
+) -> Result<(), String> {
     let Some((_, group)) = program.target.ranks.named(&shard.group) else {
         return Err(format!("it is of group `{}`, which its target does not have", shard.group));
     };
@@ -120,10 +130,11 @@ fn shard_places(program: &Program, shard: &Shard, is_sharded: &mut [bool]) -> Re
         if std::mem::replace(&mut is_sharded[index], true) {
             return Err(format!("parameter `{}` is in another shard too", state.name));
         }
+        gathered_as(program, state, number)?;
         if offset != next {
             return Err(format!("`{}` begins at {offset}, expected {next}", state.name));
         }
-        let elements = program.value(state.master).elements();
+        let elements = program.value(state.master.value()).elements();
         next += elements.next_multiple_of(ALIGNMENT_BYTES / size_of::<f32>());
     }
     let room = program.value(shard.master).elements() * group.ranks.len();
@@ -133,10 +144,33 @@ fn shard_places(program: &Program, shard: &Shard, is_sharded: &mut [bool]) -> Re
     Ok(())
 }
 
+/// Checks that the weight of a parameter in shard `number` is stored as its [`Master`] says.
+fn gathered_as(program: &Program, state: &ParameterState, number: usize) -> Result<(), String> {
+    let Master::Sharded { shard, gathered, form } = state.master else {
+        return Err(format!("the master of `{}` is whole", state.name));
+    };
+    if shard != number {
+        return Err(format!("`{}` names shard {shard}", state.name));
+    }
+    let value = program.value(gathered);
+    let (dtype, is_kept) = (value.dtype, value.memory.is_persistent());
+    let is_so = match form {
+        Gathered::Kept => dtype == DType::F32 && is_kept,
+        Gathered::Fp32 => dtype == DType::F32 && !is_kept,
+        Gathered::Bf16 => dtype == DType::Bf16,
+        Gathered::Quantized => ![DType::F32, DType::Bf16].contains(&dtype),
+    };
+    match is_so {
+        true => Ok(()),
+        false => Err(format!("`{}` is gathered as {form:?}, its value is {dtype}", state.name)),
+    }
+}
+
 /// Checks that parameters outside all buckets have no gradient, except selection biases.
 fn all_frozen(states: &[ParameterState], moved: &HashSet<ValueId>) -> Result<(), String> {
-    let trained =
-        |state: &&ParameterState| state.gradient.is_some() && !moved.contains(&state.master);
+    let trained = |state: &&ParameterState| {
+        state.gradient.is_some() && !moved.contains(&state.master.value())
+    };
     match states.iter().find(trained) {
         Some(state) => Err(format!("parameter `{}` has a gradient and no update", state.name)),
         None => Ok(()),
@@ -145,7 +179,7 @@ fn all_frozen(states: &[ParameterState], moved: &HashSet<ValueId>) -> Result<(),
 
 /// Gradient, master and moments of a parameter, in operand order.
 fn values_of(state: &ParameterState) -> Option<[ValueId; AdamW::OPERANDS_PER_PARAMETER]> {
-    Some([state.gradient?, state.master, state.first_moment?, state.second_moment?])
+    Some([state.gradient?, state.master.value(), state.first_moment?, state.second_moment?])
 }
 
 fn operands(call: &Call, states: &[ParameterState], homes: &Homes) -> Result<(), String> {

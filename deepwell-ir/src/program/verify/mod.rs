@@ -240,7 +240,7 @@ impl Check<'_> {
         }
         for state in &self.program.parameters {
             let kept = [state.first_moment, state.second_moment, state.gradient];
-            let ids = [Some(state.master)].into_iter().chain(kept).flatten();
+            let ids = [Some(state.master.value())].into_iter().chain(kept).flatten();
             self.ids(&format!("parameter `{}`", state.name), ids)?;
         }
         Ok(())

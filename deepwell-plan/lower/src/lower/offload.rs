@@ -49,7 +49,7 @@ fn offloaded(
     shards: &[Shard],
 ) -> BTreeSet<ValueId> {
     let of_state = |state: &ParameterState| {
-        [Some(state.master), state.first_moment, state.second_moment].into_iter().flatten()
+        [Some(state.master.value()), state.first_moment, state.second_moment].into_iter().flatten()
     };
     let of_shard = |shard: &Shard| [shard.master, shard.first_moment, shard.second_moment];
     let all = states.iter().flat_map(of_state).chain(shards.iter().flat_map(of_shard));

@@ -84,7 +84,7 @@ impl Lowering<'_> {
                 let state = &self.parameters.states[index];
                 let moments = [state.first_moment, state.second_moment].into_iter().flatten();
                 operands.extend(state.gradient.map(read));
-                operands.push(update(state.master));
+                operands.push(update(state.master.value()));
                 operands.extend(moments.map(update));
                 let decays = self.parameters.decays[index];
                 weight_decay.push(if decays { plan.optimizer.weight_decay } else { 0.0 });
@@ -133,8 +133,9 @@ impl Lowering<'_> {
     ) -> Result<(), PlanError> {
         let parameters = self.parameters.states.iter().zip(&self.parameters.is_counted);
         let counted = parameters.filter(|(_, is_counted)| **is_counted);
-        let counted: Vec<_> =
-            counted.filter_map(|(state, _)| Some((state.gradient?, state.master))).collect();
+        let counted: Vec<_> = counted
+            .filter_map(|(state, _)| Some((state.gradient?, state.master.value())))
+            .collect();
         for (index, (counts, bias)) in counted.into_iter().enumerate() {
             let operands = vec![read(coefficients), read(counts), update(bias)];
             let op = SelectionBiasUpdate { rate };

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use deepwell_ir::{DType, Graph, MemoryKind, ParameterState, SplitOver, TensorId, ValueId};
+use deepwell_ir::{DType, Graph, Master, MemoryKind, ParameterState, SplitOver, TensorId, ValueId};
 
 use super::builder::ProgramBuilder;
 use super::rank::RankContext;
@@ -41,7 +41,7 @@ impl Parameters {
             build.store(id, master);
             self.states.push(ParameterState {
                 name,
-                master,
+                master: Master::Whole(master),
                 first_moment: None,
                 second_moment: None,
                 gradient: None,
@@ -94,7 +94,7 @@ impl Parameters {
             });
             self.states.push(ParameterState {
                 name: name.clone(),
-                master,
+                master: Master::Whole(master),
                 first_moment,
                 second_moment,
                 gradient,
@@ -116,18 +116,18 @@ impl Parameters {
         let mut add = |prefix: &str, (dtype, shape): (DType, Vec<usize>), memory| {
             build.add(format!("{prefix}{name}"), dtype, shape, memory)
         };
-        let master = add("", (tensor.dtype, shape.clone()), MemoryKind::Optimizer);
+        let weight = add("", (tensor.dtype, shape.clone()), MemoryKind::Optimizer);
         let gradient =
             counts.map(|_| add("grad.", (DType::F32, shape.clone()), MemoryKind::Gradients));
         let stored = rank.plan.optimizer.moments.stored(&shape);
         let [first_moment, second_moment] = ["moment1.", "moment2."].map(|prefix| {
             counts.is_none().then(|| add(prefix, stored.clone(), MemoryKind::Optimizer))
         });
-        build.store(id, master);
+        build.store(id, weight);
         for (counts, gradient) in counts.into_iter().zip(gradient) {
             build.store(counts, gradient);
         }
-        let split = rank.split_of(&name);
+        let (split, master) = (rank.split_of(&name), Master::Whole(weight));
         let state = ParameterState { name, master, first_moment, second_moment, gradient, split };
         self.states.push(state);
     }

@@ -117,7 +117,7 @@ impl Lowering<'_> {
             copies.push(WeightCopy { parameter: 0, kind: kind.clone() });
             outputs.extend(tensors.iter().map(|&id| write(self.build.value(id))));
         }
-        let updated = [Some(state.master), state.first_moment, state.second_moment];
+        let updated = [Some(state.master.value()), state.first_moment, state.second_moment];
         let operands = [read(coefficients), read(gradient)].into_iter();
         let operands = operands.chain(updated.into_iter().flatten().map(update)).collect();
         let decay = if self.parameters.decays[parameter] { weight_decay } else { 0.0 };

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use deepwell_ir::{DType, MemoryKind, ParameterState, Shard, TensorId, ValueId};
+use deepwell_ir::{DType, Gathered, Master, MemoryKind, ParameterState, Shard, TensorId, ValueId};
 
 use super::buckets::{Class, Classes, Member, buckets_of};
 use super::state::Bucket;
@@ -12,10 +12,12 @@ use super::state::SLICE_ELEMENTS;
 use crate::lower::lowering::Lowering;
 
 /// The whole buffers of a bucket.
-struct Gathered {
+struct GatheredBucket {
     values: Vec<ValueId>,
     /// The tensors that `values` hold.
     tensors: Vec<TensorId>,
+    /// The form of the weights in `values`.
+    form: Gathered,
     quantized_by: Option<usize>,
     /// Whether the buffers live only while a layer needs them.
     passes: bool,
@@ -48,7 +50,7 @@ impl Lowering<'_> {
             self.parameters.states.push(ParameterState {
                 name: tensor.name.clone(),
                 // The bucket fills in the values.
-                master: ValueId(u32::MAX),
+                master: Master::Whole(ValueId(u32::MAX)),
                 first_moment: None,
                 second_moment: None,
                 gradient: None,
@@ -80,9 +82,9 @@ impl Lowering<'_> {
             }
             (_, false) => self.column(members, "grad.", MemoryKind::Gradients, filling),
         };
-        let Gathered { values: gathered, tensors: gathered_as, quantized_by, passes: is_gathered } =
-            self.gathered(members, &gradients, filling);
+        let gathered = self.gathered(members, &gradients, filling);
         let parameters = self.store_members(members, &gradients, &gathered, is_resident);
+        let GatheredBucket { values, tensors, quantized_by, passes: is_gathered, .. } = gathered;
         let block_slice = match members {
             [member] => self.rank.block_slice_of(&member.shape, split),
             _ => None,
@@ -109,9 +111,9 @@ impl Lowering<'_> {
         });
         self.zero.buckets.push(Bucket {
             gradients,
-            gathered,
+            gathered: values,
             parameters: members.iter().map(|member| member.id).collect(),
-            gathered_as,
+            gathered_as: tensors,
             quantized_by,
             master,
             scattered,
@@ -129,21 +131,23 @@ impl Lowering<'_> {
         &mut self,
         members: &[Member],
         gradients: &[ValueId],
-        gathered: &[ValueId],
+        gathered: &GatheredBucket,
         is_resident: bool,
     ) -> Vec<(usize, usize)> {
         let mut next = 0;
         let mut places = Vec::with_capacity(members.len());
         for (place, member) in members.iter().enumerate() {
-            let (gradient, master) = (gradients.get(place).copied(), gathered[place]);
+            let (gradient, weight) = (gradients.get(place).copied(), gathered.values[place]);
             if let Some(gradient) = gradient {
                 self.build.store(member.gradient, gradient);
             }
             if is_resident {
-                self.build.store(member.id, master);
+                self.build.store(member.id, weight);
             }
             let state = &mut self.parameters.states[member.state];
-            (state.master, state.gradient) = (master, gradient);
+            let (shard, form) = (self.zero.shards.len(), gathered.form);
+            state.master = Master::Sharded { shard, gathered: weight, form };
+            state.gradient = gradient;
             places.push((member.state, next));
             next += member.elements();
         }
@@ -153,11 +157,22 @@ impl Lowering<'_> {
     /// Where the whole bucket lies: in its own memory if calls of other bodies read masters, in the
     /// BF16 or quantized copies if calls read nothing else, in transient memory, or in the
     /// gradients' memory.
-    fn gathered(&mut self, members: &[Member], gradients: &[ValueId], filling: usize) -> Gathered {
+    fn gathered(
+        &mut self,
+        members: &[Member],
+        gradients: &[ValueId],
+        filling: usize,
+    ) -> GatheredBucket {
         let masters = || members.iter().map(|member| member.id).collect::<Vec<_>>();
         if members[0].class.is_resident {
             let values = self.column(members, "", MemoryKind::Weights, filling);
-            return Gathered { values, tensors: masters(), quantized_by: None, passes: false };
+            return GatheredBucket {
+                values,
+                tensors: masters(),
+                form: Gathered::Kept,
+                quantized_by: None,
+                passes: false,
+            };
         }
         if let &[Member { id, ref shape, class, .. }] = members
             && let Some(node) = self.rank.quantization_of(id, shape, class.split)
@@ -167,7 +182,8 @@ impl Lowering<'_> {
             let (values, tensors, passes) =
                 (vec![self.build.value(data)], vec![data], self.rank.gathers());
             self.zero.gathered_copies.extend(&self.rank.graph.nodes[node].outputs);
-            return Gathered { values, tensors, quantized_by: Some(node), passes };
+            let form = Gathered::Quantized;
+            return GatheredBucket { values, tensors, form, quantized_by: Some(node), passes };
         }
         if let Some(copies) = self.rank.bf16_copies_of(members) {
             let (passes, number) = (self.rank.gathers(), self.zero.shards.len());
@@ -179,20 +195,17 @@ impl Lowering<'_> {
                 values.push(self.build.add(name, DType::Bf16, vec![filling], memory));
             }
             self.zero.gathered_copies.extend(&copies);
-            return Gathered { values, tensors: copies, quantized_by: None, passes };
+            let form = Gathered::Bf16;
+            return GatheredBucket { values, tensors: copies, form, quantized_by: None, passes };
         }
-        let tensors = masters();
-        match self.rank.scatters() {
+        let (values, form, passes) = match self.rank.scatters() {
             true => {
                 let memory = MemoryKind::Activations;
-                let values = self.column(members, "gathered.", memory, filling);
-                Gathered { values, tensors, quantized_by: None, passes: true }
+                (self.column(members, "gathered.", memory, filling), Gathered::Fp32, true)
             }
-            false => {
-                let values = gradients.to_vec();
-                Gathered { values, tensors, quantized_by: None, passes: false }
-            }
-        }
+            false => (gradients.to_vec(), Gathered::Kept, false),
+        };
+        GatheredBucket { values, tensors: masters(), form, quantized_by: None, passes }
     }
 
     /// Adds one value for each parameter of a bucket, in order, and one for the padding of slices.
