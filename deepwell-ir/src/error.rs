@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::Stage;
+use crate::{Recompute, Stage};
 
 /// Operands do not fit an op.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -48,6 +48,14 @@ pub enum IrError {
         wants: Stage,
         /// Stage of the graph.
         got: Stage,
+    },
+    /// More layers are to be recomputed than there are.
+    #[error("recompute {rule}: expected at most {layers} layers")]
+    RecomputedLayers {
+        /// The rule.
+        rule: Recompute,
+        /// Layers of the graph.
+        layers: usize,
     },
     /// An op has no derivative.
     #[error(

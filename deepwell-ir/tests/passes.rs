@@ -1,5 +1,7 @@
 //! A one-layer model after each pass, as text, JSON and DOT.
 
+use std::num::NonZeroU32;
+
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::{
     GemmKind, Graph, IrError, Node, Op, OpRule, Phase, PrecisionPolicy, Recompute, Stage,
@@ -121,6 +123,44 @@ fn names(graph: &Graph, wanted: impl Fn(&Node) -> bool) -> Vec<&str> {
 }
 
 #[test]
+fn rules_of_recomputation_as_text() {
+    for text in ["none", "norms", "activations", "selective", "full:1", "full:22", "full"] {
+        let rule: Recompute = text.parse().unwrap();
+        assert_eq!(rule.to_string(), text);
+        let json = serde_json::to_string(&rule).unwrap();
+        assert_eq!(json, format!("\"{text}\""));
+        assert_eq!(serde_json::from_str::<Recompute>(&json).unwrap(), rule);
+    }
+    for text in ["", "all", "full:", "full:0", "full:-1", "full:1.5", "selective:3"] {
+        let error = text.parse::<Recompute>().unwrap_err();
+        assert!(error.starts_with("expected `none`, "), "{error}");
+        assert!(error.ends_with(&format!("got `{text}`")), "{error}");
+    }
+}
+
+/// Layers that are recomputed lie apart, so that each pipeline stage has its share. Recomputing the
+/// last layer raised the peak.
+#[test]
+fn recomputed_layers_are_spread_evenly() {
+    let graph = differentiated(&LlamaConfig { num_layers: 8, ..micro() });
+    let whole_layers = |count| {
+        let rule = Recompute::FullOf(NonZeroU32::new(count).unwrap());
+        let graph = recompute(&graph, rule).unwrap();
+        let is_whole = |layer: &u32| {
+            let mut nodes = graph.nodes.iter().filter(|node| node.layer == Some(*layer));
+            nodes.any(|node| node.recompute && matches!(node.op, Op::Attention(_)))
+        };
+        (0..8).filter(is_whole).collect::<Vec<u32>>()
+    };
+    assert_eq!(whole_layers(1), [0]);
+    assert_eq!(whole_layers(2), [0, 4]);
+    assert_eq!(whole_layers(3), [0, 2, 5]);
+    assert_eq!(whole_layers(4), [0, 2, 4, 6]);
+    assert_eq!(whole_layers(7), [0, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(whole_layers(8), [0, 1, 2, 3, 4, 5, 6, 7]);
+}
+
+#[test]
 fn recompute_repeats_what_its_rule_says() {
     let graph = differentiated(&LlamaConfig { num_layers: 2, ..micro() });
     let repeated = |rule| {
@@ -134,10 +174,17 @@ fn recompute_repeats_what_its_rule_says() {
     };
     assert_eq!(repeated(Recompute::None), 0);
     // Two norms and a SwiGLU per layer.
+    assert_eq!(repeated(Recompute::Norms), 2 * 2);
+    assert_eq!(repeated(Recompute::Activations), 2);
     assert_eq!(repeated(Recompute::Selective), 2 * 3);
     // All 15 of a layer but the residual that leaves it; of those the down projection is not
     // read by any gradient.
     assert_eq!(repeated(Recompute::Full), 2 * 13);
+    let full_of = |layers| Recompute::FullOf(NonZeroU32::new(layers).unwrap());
+    assert_eq!(repeated(full_of(1)), 13 + 3);
+    assert_eq!(repeated(full_of(2)), 2 * 13);
+    let message = recompute(&graph, full_of(3)).unwrap_err().to_string();
+    assert_eq!(message, "recompute full:3: expected at most 2 layers");
     let full = recompute(&graph, Recompute::Full).unwrap();
     // No activation of a layer but the one that leaves it reaches from the forward to the backward.
     for node in full.nodes.iter().filter(|node| node.phase == Phase::Backward) {

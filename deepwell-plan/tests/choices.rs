@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::num::NonZeroU32;
+
 use deepwell_ir::{PrecisionPolicy, Recompute, Target};
 use deepwell_plan::{PlanError, PlanRequest, autoplan};
 
@@ -18,41 +20,68 @@ fn peak_bytes(micro_batch: usize, rule: Recompute) -> u64 {
 
 #[test]
 fn recomputation_grows_as_memory_gets_tight() {
-    use Recompute::{Full, None, Selective};
-    let [none, selective, full] = [None, Selective, Full].map(|rule| peak_bytes(BATCH, rule));
-    assert!(full < selective && selective < none, "{full} {selective} {none}");
-    let check = |limit_bytes: u64, expected: Option<Recompute>| {
+    use Recompute::{Activations, Full, FullOf, None, Norms, Selective};
+    let layers = graph(PRESET).layer_count() as u32;
+    let whole: Vec<Recompute> = (1..layers).filter_map(NonZeroU32::new).map(FullOf).collect();
+    let one_kind = [Norms, Activations];
+    let in_order = [&[None], &one_kind[..], &[Selective], &whole].concat();
+    let peak = |rule| peak_bytes(BATCH, rule);
+    assert!(peak(None) > peak(Norms).max(peak(Activations)));
+    assert!(peak(Selective) < peak(Norms).min(peak(Activations)));
+    let more: Vec<u64> = [&[Selective], &whole[..]].concat().into_iter().map(peak).collect();
+    assert!(more.is_sorted_by(|a, b| a > b), "{more:?}");
+    let limited = |limit_bytes: u64| {
         let limited = PlanRequest {
             memory_limit_bytes: Some(limit_bytes),
             micro_batch: Some(BATCH),
             ..request(PrecisionPolicy::bf16(), SEQ, BATCH)
         };
-        match (plan(PRESET, &limited), expected) {
-            (Ok(planned), Some(rule)) => {
-                assert_eq!(planned.plan.recompute, rule, "{limit_bytes} bytes");
-                assert!(planned.prediction.ranks[0].peak_bytes <= limit_bytes);
-                let rejected = planned.rejected.len();
-                // Each weaker rule was tried and is named with what it needs.
-                assert_eq!(
-                    rejected,
-                    [None, Selective, Full].iter().position(|r| *r == rule).unwrap()
-                );
-                assert!(planned.rejected.iter().all(|text| text.contains("may be used")));
-            }
-            (Err(PlanError::NothingFits { limit_bytes: limit, rejected }), Option::None) => {
-                assert_eq!((limit, rejected.len()), (limit_bytes, 3));
-            }
-            (result, _) => panic!("{limit_bytes} bytes: {:?}", result.map(|p| p.plan.recompute)),
+        plan(PRESET, &limited)
+    };
+    let check = |limit_bytes: u64, expected: Recompute| {
+        let planned = limited(limit_bytes).unwrap();
+        assert_eq!(planned.plan.recompute, expected, "{limit_bytes} bytes");
+        assert!(planned.prediction.ranks[0].peak_bytes <= limit_bytes);
+        // Rules with less work than the chosen one are named with what they need.
+        let place = in_order.iter().position(|rule| *rule == expected).unwrap();
+        for rule in in_order[..place].iter().filter(|rule| !whole.contains(rule)) {
+            let is_named = |text: &String| {
+                text.contains(&format!("recompute {rule}: ")) || one_kind.contains(rule)
+            };
+            assert!(planned.rejected.iter().any(is_named), "{rule}: {:?}", planned.rejected);
         }
     };
-    check(u64::MAX, Some(None));
-    check(none, Some(None));
-    check(none - 1, Some(Selective));
-    check(selective, Some(Selective));
-    check(selective - 1, Some(Full));
-    check(full, Some(Full));
-    check(full - 1, Option::None);
-    check(0, Option::None);
+    check(u64::MAX, None);
+    check(peak(None), None);
+    let (smaller, larger) = match peak(Norms) < peak(Activations) {
+        true => (Norms, Activations),
+        false => (Activations, Norms),
+    };
+    // Of two that fit, the faster.
+    let time_s =
+        |rule| planned(PRESET, PrecisionPolicy::bf16(), SEQ, BATCH, BATCH, rule).prediction.time_s;
+    let faster = if time_s(Norms) <= time_s(Activations) { Norms } else { Activations };
+    check(peak(None) - 1, if peak(None) > peak(larger) { faster } else { smaller });
+    check(peak(larger) - 1, smaller);
+    check(peak(smaller) - 1, Selective);
+    check(peak(Selective), Selective);
+    // As few whole layers as fit.
+    for (at, &rule) in whole.iter().enumerate() {
+        check(more[at + 1], rule);
+        check(more[at] - 1, rule);
+    }
+    // Recomputation of the last layer raises the peak of one micro-batch.
+    let least = peak(whole[whole.len() - 1]);
+    assert!(least < peak(Full));
+    for limit_bytes in [least - 1, 0] {
+        match limited(limit_bytes) {
+            Err(PlanError::NothingFits { limit_bytes: limit, rejected }) => {
+                assert_eq!((limit, rejected.len()), (limit_bytes, 6));
+                assert!(rejected.iter().all(|text| text.contains("may be used")), "{rejected:?}");
+            }
+            result => panic!("{limit_bytes} bytes: {:?}", result.map(|p| p.plan.recompute)),
+        }
+    }
 }
 
 #[test]
@@ -127,8 +156,9 @@ fn nothing_fits_lists_every_plan_with_what_it_needs() {
     let message = plan(PRESET, &limited).unwrap_err().to_string();
     let lines: Vec<&str> = message.lines().collect();
     assert_eq!(lines[0], "no plan fits into 1.0 MiB of memory; tried:");
-    assert_eq!(lines.len(), 1 + 6 + 1, "{message}");
+    // Two micro-batches by six rules.
+    assert_eq!(lines.len(), 1 + 12 + 1, "{message}");
     assert!(lines[1].starts_with("  micro-batch 2 x 1, recompute none: needs "), "{message}");
-    assert!(lines[6].starts_with("  micro-batch 1 x 2, recompute full: needs "), "{message}");
-    assert!(lines[7].starts_with("hint: "), "{message}");
+    assert!(lines[12].starts_with("  micro-batch 1 x 2, recompute full: needs "), "{message}");
+    assert!(lines[13].starts_with("hint: "), "{message}");
 }

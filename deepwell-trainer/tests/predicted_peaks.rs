@@ -1,6 +1,7 @@
 //! Predicted memory of presets on three devices, as a table: what grows is a line in a diff.
 
 use std::fmt::Write;
+use std::num::NonZeroU32;
 
 use deepwell_ir::Recompute;
 use deepwell_ir::capture::ModelConfig;
@@ -11,14 +12,19 @@ use deepwell_precision::PrecisionPolicy;
 use deepwell_probe::Hardware;
 use deepwell_trainer::Device;
 
+const ELEVEN: NonZeroU32 = NonZeroU32::new(11).unwrap();
+
 /// Model, sequences of a step and of a micro-batch, tokens of a sequence, and what is recomputed.
-const CASES: [(&str, usize, usize, usize, Recompute); 10] = [
+const CASES: [(&str, usize, usize, usize, Recompute); 13] = [
     ("parity-600k", 4, 4, 128, Recompute::None),
     ("gpt2", 16, 16, 1024, Recompute::None),
     ("gpt2", 16, 16, 1024, Recompute::Full),
     ("llama-134m", 32, 32, 1024, Recompute::None),
     ("llama-1.1b", 8, 8, 2048, Recompute::None),
+    ("llama-1.1b", 8, 8, 2048, Recompute::Norms),
+    ("llama-1.1b", 8, 8, 2048, Recompute::Activations),
     ("llama-1.1b", 8, 8, 2048, Recompute::Selective),
+    ("llama-1.1b", 8, 8, 2048, Recompute::FullOf(ELEVEN)),
     ("llama-7b", 8, 4, 2048, Recompute::Full),
     ("qwen3-0.6b", 16, 16, 2048, Recompute::None),
     ("moe-1b-a300m", 8, 8, 2048, Recompute::None),

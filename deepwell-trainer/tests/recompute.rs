@@ -1,5 +1,7 @@
 //! Making activations again gives the bits that keeping them gives.
 
+use std::num::NonZeroU32;
+
 use bytemuck::cast_slice_mut;
 use deepwell_ir::Recompute;
 use deepwell_ir::capture::{LlamaConfig, capture};
@@ -66,7 +68,8 @@ fn every_rule_gives_the_same_bits() {
         for micro_batch in [BATCH, BATCH / 2] {
             let kept = first_step(&policy, Recompute::None, micro_batch);
             assert_eq!(kept.repeated_calls, 0);
-            for rule in [Recompute::Selective, Recompute::Full] {
+            let one_layer = Recompute::FullOf(NonZeroU32::MIN);
+            for rule in [Recompute::Norms, Recompute::Activations, one_layer, Recompute::Full] {
                 let run = format!("{} {rule} micro-batch {micro_batch}", policy.format());
                 let made_again = first_step(&policy, rule, micro_batch);
                 assert!(made_again.repeated_calls > 0, "{run} repeats nothing");

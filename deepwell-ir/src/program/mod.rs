@@ -87,6 +87,11 @@ pub struct ParameterState {
     pub split: Option<Split>,
 }
 
+impl ParameterState {
+    /// Names of the moments, before the name of a parameter and a dot.
+    pub const MOMENTS: [&str; 2] = ["moment1", "moment2"];
+}
+
 /// Where a rank stores the master weight of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -1,5 +1,7 @@
 //! Chooses micro-batch size and recomputation: every candidate is lowered and dry-run.
 
+use std::num::NonZeroU32;
+
 use deepwell_ir::{Binding, Graph, KernelCatalog, Program, Recompute, Target, differentiate};
 use deepwell_probe::Hardware;
 
@@ -89,7 +91,8 @@ pub fn autoplan_ranks(
 /// candidates are tried in order of predicted time: least recomputation first, then largest
 /// micro-batch first. The first candidate that fits into memory is taken, or a larger micro-batch
 /// that fits with one stream, if it takes less time. In a pipeline, smaller micro-batches reduce
-/// the bubble, so the fastest of all fitting candidates is taken.
+/// the bubble, so the fastest of all fitting candidates is taken. If only recomputation of whole
+/// layers fits, as few layers as possible are recomputed.
 ///
 /// # Errors
 /// An invalid request, a GPU missing in `hardware`, a model without kernels on `target`, or no
@@ -113,10 +116,6 @@ pub fn autoplan_stages(
     parallel.check()?;
     let micro_batches = micro_batch_candidates(request, rows)?;
     let target = &target.clone().as_rank(parallel.ranks(0));
-    let rules = match request.recompute {
-        Some(rule) => vec![rule],
-        None => vec![Recompute::None, Recompute::Selective, Recompute::Full],
-    };
     let limit_bytes = request
         .memory_limit_bytes
         .unwrap_or_else(|| memory_limit_bytes(hardware, target, parallel.world_size()));
@@ -127,8 +126,8 @@ pub fn autoplan_stages(
         // A graph that cannot be trained has an error of its own, whatever the plan.
         attempted.map_err(|error| trainable(graph, request).err().unwrap_or(error))
     };
-    let mut best = Best::default();
-    for &rule in &rules {
+    let try_rule = |rule: Recompute, best: &mut Best| -> Result<bool, PlanError> {
+        let mut fits = false;
         // With several streams first: larger micro-batches that do not fit are retried with one
         // stream.
         let mut too_large = Vec::new();
@@ -142,6 +141,7 @@ pub fn autoplan_stages(
                 }
                 Attempt::Fits(planned) => best.consider(*planned),
             }
+            fits = true;
             if parallel.pipeline > 1 {
                 continue;
             }
@@ -161,16 +161,21 @@ pub fn autoplan_stages(
                 Attempt::TooLarge(reason) => best.rejected.push(reason),
                 Attempt::Fits(planned) => {
                     best.consider(*planned);
+                    fits = true;
                     if parallel.pipeline == 1 {
                         break;
                     }
                 }
             }
         }
-        if best.planned.is_some() {
-            // More recomputation only adds work.
-            break;
+        Ok(fits)
+    };
+    let mut best = Best::default();
+    match request.recompute {
+        Some(rule) => {
+            try_rule(rule, &mut best)?;
         }
+        None => least_recompute(graph.layer_count(), &mut best, &try_rule)?,
     }
     let Best { planned, rejected } = best;
     let Some(mut best) = planned else {
@@ -181,6 +186,42 @@ pub fn autoplan_stages(
     best.plan.tuned = catalog.tables(target);
     best.rejected = rejected;
     Ok(best)
+}
+
+/// Tries rules from the least to the most work until one fits.
+fn least_recompute(
+    layers: usize,
+    best: &mut Best,
+    try_rule: &dyn Fn(Recompute, &mut Best) -> Result<bool, PlanError>,
+) -> Result<(), PlanError> {
+    use Recompute::{Activations, Full, FullOf, None, Norms, Selective};
+    // Norms or activation functions alone: the faster of the two, if both fit.
+    for rules in [&[None][..], &[Norms, Activations], &[Selective]] {
+        for &rule in rules {
+            try_rule(rule, best)?;
+        }
+        if best.planned.is_some() {
+            return Ok(());
+        }
+    }
+    // The peak is lowest without the last layer, if only one micro-batch is in flight.
+    let mut full_of = |layers: usize| match NonZeroU32::new(layers as u32) {
+        Some(layers) => try_rule(FullOf(layers), best),
+        Option::None => Ok(false),
+    };
+    let (mut too_few, mut enough) = (0, layers.saturating_sub(1));
+    if !full_of(enough)? {
+        try_rule(Full, best)?;
+        return Ok(());
+    }
+    while enough - too_few > 1 {
+        let middle = too_few + (enough - too_few) / 2;
+        match full_of(middle)? {
+            true => enough = middle,
+            false => too_few = middle,
+        }
+    }
+    Ok(())
 }
 
 /// Whether the graph of the whole model can be trained.

@@ -136,6 +136,16 @@ impl Parallel {
         self.zero > 0 && self.data > 1
     }
 
+    /// Whether ranks shard the gradients, too (ZeRO 2 and 3).
+    pub const fn shards_gradients(&self) -> bool {
+        self.zero >= 2 && self.shares()
+    }
+
+    /// Whether ranks shard the weights, too, and gather them per layer (ZeRO 3).
+    pub const fn shards_weights(&self) -> bool {
+        self.zero >= 3 && self.shares()
+    }
+
     /// Number of consecutive parts of the model: stages times chunks.
     pub const fn stages(&self) -> usize {
         self.pipeline * self.chunks

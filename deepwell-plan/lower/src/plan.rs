@@ -138,7 +138,7 @@ impl Plan {
     /// Whether passes of a GPU use one compute stream: if requested, and with ZeRO 2 and 3, where
     /// the gathered weights of a layer reuse the memory of the previous layer.
     pub const fn has_one_stream(&self) -> bool {
-        self.one_stream || self.parallel.zero >= 2
+        self.one_stream || self.parallel.shards_gradients()
     }
 
     /// The plan of the steps with forward GEMMs in BF16; `None` without a repair in the policy.
@@ -151,7 +151,7 @@ impl Plan {
     pub fn measured(&self) -> Option<Plan> {
         let has_tensor_scale = self.policy.format().has_tensor_scale();
         let is_native = self.policy.gemm() == GemmMode::Native;
-        let is_measured = has_tensor_scale && is_native && self.parallel.zero == 0;
+        let is_measured = has_tensor_scale && is_native && !self.parallel.shares();
         is_measured.then(|| Plan { measures_products: true, ..self.clone() })
     }
 

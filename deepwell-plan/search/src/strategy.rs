@@ -35,13 +35,14 @@ impl ActivationRecompute {
         ActivationRecompute::Full,
     ];
 
-    /// The trainer's rule; [`Recompute::None`] for a rule unsupported by the trainer
-    /// ([`Strategy::parallel`]).
+    /// The trainer's rule.
     pub const fn of_trainer(self) -> Recompute {
         match self {
-            ActivationRecompute::Full => Recompute::Full,
+            ActivationRecompute::None => Recompute::None,
+            ActivationRecompute::Norms => Recompute::Norms,
+            ActivationRecompute::Activations => Recompute::Activations,
             ActivationRecompute::Selective => Recompute::Selective,
-            _ => Recompute::None,
+            ActivationRecompute::Full => Recompute::Full,
         }
     }
 
@@ -176,11 +177,6 @@ impl Strategy {
         let refuse = |what, expected: &str, got: String| {
             Err(PlanError::Request { what, expected: expected.to_string(), got })
         };
-        let kinds = [ActivationRecompute::Norms, ActivationRecompute::Activations];
-        if kinds.contains(&self.recompute) {
-            let expected = "none, selective or full";
-            return refuse("recompute", expected, self.recompute.name().to_string());
-        }
         if self.etp > 1 {
             let expected = "1, as experts are whole on their ranks";
             return refuse("tensor-parallel ranks of an expert", expected, self.etp.to_string());
@@ -277,7 +273,7 @@ mod tests {
         check(twice, Err("schedule: expected 1f1b or zb-h1"));
         check(Strategy { offload: true, ..dp }, Ok(Parallel::data(4)));
         let norms = Strategy { recompute: ActivationRecompute::Norms, ..dp };
-        check(norms, Err("recompute: expected none, selective or full, got norms"));
+        check(norms, Ok(dp.parallel().unwrap()));
         let folded = Parallel { tensor: 2, expert: 4, ..Parallel::data(4) };
         check(Strategy { tp: 2, ep: 4, ..dp }, Ok(folded));
         check(Strategy { tp: 2, ep: 4, etp: 2, ..dp }, Err("experts are whole on their ranks"));

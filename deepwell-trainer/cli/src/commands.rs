@@ -101,8 +101,9 @@ pub(crate) struct TrainArgs {
     /// planner]
     #[arg(long, value_name = "SEQUENCES")]
     pub(crate) micro_batch: Option<usize>,
-    /// Recomputation in the backward pass: none, selective (norms and activation functions) or full
-    /// (whole layers) [default: chosen by the planner]
+    /// Recomputation in the backward pass: none, norms, activations (activation functions),
+    /// selective (both), full (whole layers) or full:8 (8 whole layers, the others selective)
+    /// [default: chosen by the planner]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
     /// Memory of each device that the planner may use, such as 78GiB [default: 98 % of the free
@@ -417,8 +418,9 @@ pub(crate) struct ParityArgs {
     /// planner]
     #[arg(long, value_name = "SEQUENCES")]
     pub(crate) micro_batch: Option<usize>,
-    /// Recomputation in the backward pass: none, selective (norms and activation functions) or full
-    /// (whole layers) [default: chosen by the planner]
+    /// Recomputation in the backward pass: none, norms, activations (activation functions),
+    /// selective (both), full (whole layers) or full:8 (8 whole layers, the others selective)
+    /// [default: chosen by the planner]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
     /// Storage of AdamW's moments in the runs in low precision: fp32, or fp8, a quarter of the

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use deepwell_ir::Recompute;
 use deepwell_plan::collectives::Generation;
 use deepwell_plan::memory::parse_layout;
 use deepwell_plan::search::{
@@ -402,6 +403,12 @@ fn pins_of(planning: &PlanningArgs) -> Result<Vec<Pin>> {
         pins.push("offload=1".parse()?);
     }
     if let Some(rule) = planning.recompute {
+        if let Recompute::FullOf(_) = rule {
+            bail!(
+                "--recompute: expected none, norms, activations, selective or full for a cluster, \
+                 got {rule}"
+            );
+        }
         pins.push(format!("recompute={rule}").parse()?);
     }
     Ok(pins)

@@ -50,8 +50,9 @@ pub(crate) struct PlanningArgs {
     /// planner]
     #[arg(long, value_name = "SEQUENCES")]
     pub(crate) micro_batch: Option<usize>,
-    /// Recomputation in the backward pass: none, selective (norms and activation functions) or full
-    /// (whole layers) [default: chosen by the planner]
+    /// Recomputation in the backward pass: none, norms, activations (activation functions),
+    /// selective (both), full (whole layers) or full:8 (8 whole layers, the others selective)
+    /// [default: chosen by the planner]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
     #[command(flatten)]

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use deepwell_ir::{Program, Shard, ValueId};
+use deepwell_ir::{ParameterState, Program, Shard, ValueId};
 use deepwell_plan::Parallel;
 
 /// One of the two moments of AdamW.
@@ -20,10 +20,7 @@ impl Moment {
 
     /// The name of a parameter's moment.
     pub(crate) fn name_of(self, parameter: &str) -> String {
-        match self {
-            Moment::First => format!("moment1.{parameter}"),
-            Moment::Second => format!("moment2.{parameter}"),
-        }
+        format!("{}.{parameter}", ParameterState::MOMENTS[self as usize])
     }
 
     pub(super) fn slice_of(self, shard: &Shard) -> ValueId {

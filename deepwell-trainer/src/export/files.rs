@@ -199,8 +199,9 @@ fn add_tokenizer(
     path: &Path,
     files: &mut BTreeMap<String, Vec<u8>>,
 ) -> Result<Option<u32>, TrainError> {
-    let tokenizer = Tokenizer::from_file(path)?;
-    files.insert(TOKENIZER.to_string(), read(path)?);
+    let text = read(path)?;
+    let tokenizer = Tokenizer::from_bytes(path, &text)?;
+    files.insert(TOKENIZER.to_string(), text);
     for name in BESIDE_TOKENIZER {
         let beside = path.with_file_name(name);
         if beside.is_file() {

@@ -498,7 +498,7 @@ fn losses_on(engine: &mut Engine, windows: &HeldoutWindows) -> Result<Vec<f64>, 
             let index = turn * places + place;
             // Ranks that share experts or weights evaluate together; if no window is left, the last
             // window again.
-            let together = parallel.expert > 1 || parallel.zero >= 3;
+            let together = parallel.expert > 1 || parallel.shards_weights();
             let loss = if index < windows.len() || together {
                 windows.fill(index.min(windows.len() - 1), &mut batch);
                 f64::from(engine.evaluate(&batch.inputs, &batch.targets)?)

@@ -60,10 +60,12 @@ impl ModelSource {
     /// Whether a tokenizer named by the user is the model's own, or the model has none.
     pub fn fits_tokenizer(&self, named: Option<&Path>) -> bool {
         let (Some(own), Some(named)) = (self.own_tokenizer(), named) else { return true };
+        if own == named {
+            return true;
+        }
         match (std::fs::read(&own), std::fs::read(named)) {
             (Ok(own), Ok(named)) => own == named,
-            (_, Err(_)) => named == own,
-            (Err(_), Ok(_)) => false,
+            _ => false,
         }
     }
 

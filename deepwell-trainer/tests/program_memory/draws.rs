@@ -56,11 +56,7 @@ pub(crate) fn strategy(draws: &mut Draws, shape: &ModelShape) -> Strategy {
             zero: if dp * cp > 1 { draws.of(&[0, 1, 1, 2, 3]) } else { 0 },
             micro_batch: draws.of(&[1, 1, 2, 4, 8]),
             micro_batches: pp * draws.of(&[1, 2, 8]),
-            recompute: draws.of(&[
-                ActivationRecompute::None,
-                ActivationRecompute::Selective,
-                ActivationRecompute::Full,
-            ]),
+            recompute: draws.of(&ActivationRecompute::ALL),
             ..Strategy::SINGLE
         };
         let heads = if shape.latent.is_some() { shape.heads } else { shape.kv_heads };

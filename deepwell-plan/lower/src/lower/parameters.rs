@@ -60,8 +60,9 @@ impl Parameters {
             .map(|(id, tensor)| (id, tensor.name.clone(), tensor.shape.bind(&rank.binding)))
             .collect();
         let stored_as = |id: TensorId| graph.tensor(id).dtype;
+        let [first, second] = ParameterState::MOMENTS.map(|moment| format!("{moment}."));
         let mut columns = [Vec::new(), Vec::new(), Vec::new()];
-        for (column, prefix) in ["", "moment1.", "moment2."].iter().enumerate() {
+        for (column, prefix) in ["", &first, &second].iter().enumerate() {
             for (index, (id, name, shape)) in parameters.iter().enumerate() {
                 // Parameters not updated by AdamW have no moments.
                 let is_there = column == 0 || !self.is_counted[index];
@@ -120,8 +121,9 @@ impl Parameters {
         let gradient =
             counts.map(|_| add("grad.", (DType::F32, shape.clone()), MemoryKind::Gradients));
         let stored = rank.plan.optimizer.moments.stored(&shape);
-        let [first_moment, second_moment] = ["moment1.", "moment2."].map(|prefix| {
-            counts.is_none().then(|| add(prefix, stored.clone(), MemoryKind::Optimizer))
+        let [first_moment, second_moment] = ParameterState::MOMENTS.map(|moment| {
+            let prefix = format!("{moment}.");
+            counts.is_none().then(|| add(&prefix, stored.clone(), MemoryKind::Optimizer))
         });
         build.store(id, weight);
         for (counts, gradient) in counts.into_iter().zip(gradient) {

@@ -80,12 +80,12 @@ impl<'a> RankContext<'a> {
 
     /// Whether gradients are reduce-scattered during the backward pass (ZeRO 2 and 3).
     pub(super) fn scatters(&self) -> bool {
-        self.plan.parallel.zero >= 2 && self.sharing().is_some()
+        self.plan.parallel.shards_gradients() && self.sharing().is_some()
     }
 
     /// Whether weights are sharded and gathered per layer (ZeRO 3).
     pub(super) fn gathers(&self) -> bool {
-        self.plan.parallel.zero >= 3 && self.sharing().is_some()
+        self.plan.parallel.shards_weights() && self.sharing().is_some()
     }
 
     /// Whether weights are gathered in a phase.

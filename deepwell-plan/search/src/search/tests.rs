@@ -270,7 +270,7 @@ fn plans_that_the_trainer_runs_come_first() {
     let only = search(&request).unwrap();
     assert_eq!((only.best, only.faster), (found.best, found.faster));
     // Where there is none, the best of the others is taken, or that is an error.
-    request.pins = vec!["recompute=norms".parse().unwrap()];
+    request.pins = ["pp=4", "schedule=zb-h2"].map(|pin| pin.parse().unwrap()).to_vec();
     assert!(matches!(search(&request), Err(PlanError::NoPlan { .. })));
     request.by_trainer = ByTrainer::First;
     let found = search(&request).unwrap();
@@ -317,7 +317,8 @@ fn headings_of_no_plan_name_the_reason() {
     check(&[], 20.0, ByTrainer::Only, of_trainer, too_large);
     let none = "no plan for 8 GPUs and 8 sequences";
     check(&["dp=3"], 70.0, ByTrainer::Whatever, none, "forbidden by a pin");
-    check(&["recompute=norms"], 70.0, ByTrainer::Only, none, "the trainer does not run it yet");
+    let twice = ["pp=4", "schedule=zb-h2"];
+    check(&twice, 70.0, ByTrainer::Only, none, "the trainer does not run it yet");
 }
 
 /// That 72 does not divide the batch was not said, and half of the speed was lost.

@@ -198,7 +198,11 @@ fn requests_that_cannot_be_planned() {
         check(&["--seq", "100000", "--batch", "100000"], &["at most 2147483647 tokens"]);
         check(&["--micro-batch", "3"], &["micro-batch", "divisor of the batch of 8", "got 3"]);
         check(&["--micro-batch", "0"], &["micro-batch", "got 0"]);
-        check(&["--recompute", "some"], &["`none`, `selective` or `full`"]);
+        check(
+            &["--recompute", "some"],
+            &["`none`, `norms`, `activations`, `selective`, `full`, or"],
+        );
+        check(&["--recompute", "full:9"], &["recompute full:9: expected at most 2 layers"]);
         check(&["--precision", "mxfp9"], &["mxfp9", "mxfp8-floor"]);
         check(&["--precision", "bf16", "--policy", &nothing], &["cannot be used with"]);
         check(&["--policy", &nothing], &["nothing.toml:3:11: rule `*.moe.*` matches none"]);

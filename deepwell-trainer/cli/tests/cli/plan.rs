@@ -8,9 +8,9 @@ use super::{Folder, check_error, json_of, stdout_of};
 #[test]
 fn options_of_a_plan_for_a_cluster() {
     let args = ["plan", "llama-3-70b", "--hardware", "h100:nodes=8", "--global-batch", "256"];
-    // A rule that the trainer does not have: no program of 64 ranks is lowered, which takes long
+    // A schedule that the trainer does not have: no program of 64 ranks is lowered, which takes long
     // without optimization.
-    let rule = ["--pin", "recompute=norms"];
+    let rule = ["--pin", "schedule=zb-h2"];
     let page = |options: &[&str], contains: &[&str]| {
         let page = stdout_of(&[&args[..], &rule, options].concat());
         for part in contains {
@@ -47,7 +47,7 @@ fn options_of_a_plan_for_a_cluster() {
 /// A search of a minute said nothing until its page came.
 #[test]
 fn a_search_says_on_stderr_what_it_looked_at() {
-    let rule = ["--pin", "recompute=norms", "--json"];
+    let rule = ["--pin", "schedule=zb-h2", "--json"];
     let output =
         super::deepwell(&[&["plan", "llama-134m", "--hardware", "h200-x8"], &rule[..]].concat());
     let lines = super::text(&output.stderr);
@@ -271,10 +271,10 @@ fn a_run_keeps_to_its_plan() {
     let renamed = folder.file("renamed.json", renamed);
     refused(&["--plan", &renamed], &["plan: expected one of this model, got one of `gpt2-micro`"]);
     refused(&["--plan", &data], &["expected what `deepwell plan MODEL --json` prints"]);
-    let rules = ["--pin", "recompute=norms", "--json"];
+    let rules = ["--pin", "schedule=zb-h2", "--json"];
     let cluster = [&["plan", "llama-134m", "--hardware", "h200-x8"], &rules[..]].concat();
     let cluster = folder.file("cluster.json", stdout_of(&cluster));
-    refused(&["--plan", &cluster], &["does not run yet: recompute: expected none, selective"]);
+    refused(&["--plan", &cluster], &["does not run yet: schedule: expected 1f1b or zb-h1"]);
     // `auto` has some of its layers in BF16, by name: programs of few layers do without most.
     let smaller = ["replan", &cluster, "--hardware", "h200-x4", "--json"];
     let smaller = folder.file("smaller.json", stdout_of(&smaller));

@@ -97,7 +97,7 @@ impl Lowering<'_> {
         let whole = || (DType::F32, shape.clone());
         let master = add("master", whole(), MemoryKind::Optimizer);
         let [first_moment, second_moment] =
-            ["moment1", "moment2"].map(|name| add(name, moments.clone(), MemoryKind::Optimizer));
+            ParameterState::MOMENTS.map(|name| add(name, moments.clone(), MemoryKind::Optimizer));
         let scattered =
             (scatters && !is_evaluated).then(|| add("grad", whole(), MemoryKind::Gradients));
         let name = self.rank.target.ranks.group(group.0).map(|group| group.name.clone());
