@@ -242,18 +242,24 @@ fn nvfp4_trains_as_on_the_cpu() {
 trial!(experts_train_in_nvfp4_as_on_the_cpu);
 /// Each expert has tensor scales of its own, for its tokens and for its weights.
 fn experts_train_in_nvfp4_as_on_the_cpu() {
-    need_kernels((10, 0));
-    let kernels = compare(&mixture(), &recipe(), Architecture::Sm100a, NVFP4);
-    for kernel in [
-        "cuda_quantize_nvfp4_groups quantize",
-        "cuda_stochastic_round_nvfp4_groups stochastic_round",
-        "cuda_sm100_nvfp4_grouped_gemm scaled_grouped_gemm",
+    for (architecture, capability, gemm) in [
+        (Architecture::Sm90a, (9, 0), "cuda_sm90_dequantized_nvfp4_grouped_gemm"),
+        (Architecture::Sm100a, (10, 0), "cuda_sm100_nvfp4_grouped_gemm"),
     ] {
-        assert!(kernels.contains(kernel), "no `{kernel}` among {kernels:?}");
+        need_kernels(capability);
+        let kernels = compare(&mixture(), &recipe(), architecture, NVFP4);
+        for kernel in [
+            "cuda_quantize_nvfp4_groups quantize",
+            "cuda_stochastic_round_nvfp4_groups stochastic_round",
+            &format!("{gemm} scaled_grouped_gemm"),
+        ] {
+            assert!(kernels.contains(kernel), "no `{kernel}` among {kernels:?}");
+        }
+        // No GEMM of experts is left in BF16.
+        let is_bf16 = |kernel: &&String| kernel.contains("bf16_grouped_gemm");
+        assert_eq!(kernels.iter().find(is_bf16), None);
+        audit_of(mixture(), &recipe(), architecture);
     }
-    let is_bf16 = |kernel: &&String| kernel.contains("bf16_grouped_gemm");
-    assert_eq!(kernels.iter().find(is_bf16), None);
-    audit_of(mixture(), &recipe(), Architecture::Sm100a);
 }
 
 trial!(documents_are_told_apart_as_on_the_cpu);

@@ -28,27 +28,35 @@ struct Fp4Operand {
     }
 };
 
-// Loads the scales of the calling thread's row. The first half of the threads has rows of a, the
-// second half rows of b.
+// A part of K. Inside a row it begins and ends at multiples of 64.
+struct Fp4Range {
+    int32 first;
+    int32 count;
+};
+
+// Loads the scales of the calling thread's row in a part of K. The first half of the threads has
+// rows of a, the second half rows of b.
 class Fp4ScaleFetch {
     const uint8* scales_ = nullptr;  // of the row in its first scale tile; null outside the matrix
-    int32 tiles_;
+    int32 tiles_;                    // of the part
 
   public:
     __device__ __forceinline__ Fp4ScaleFetch(const Fp4Operand& a, const Fp4Operand& b, int32 row,
-                                             int32 column)
-        : tiles_(a.scale_tiles()) {
+                                             int32 column, Fp4Range range)
+        : tiles_((range.count + kScaleTileK - 1) / kScaleTileK) {
         const int32 thread = threadIdx.x;
         const bool of_a = thread < kBlockM;
         const Fp4Operand& own = of_a ? a : b;
         const int32 outer = of_a ? row + thread : column + thread - kBlockM;
         if (outer < own.outer) {
-            const int64 tile = static_cast<int64>(outer / kScaleTileRows) * tiles_;
+            const int64 tile = static_cast<int64>(outer / kScaleTileRows) * own.scale_tiles() +
+                               range.first / kScaleTileK;
             scales_ = own.scales + tile * kScaleTileBytes + scale_row_place(outer % kScaleTileRows);
         }
     }
 
-    // Returns the scales of the four steps of stage `stage`; zeros outside the matrix.
+    // Returns the scales of the four steps of stage `stage`; zeros outside the matrix and outside
+    // the part of K, where scales may belong to others.
     __device__ __forceinline__ uint4 fetch(int32 stage) const {
         uint32 words[kSteps];
 #pragma unroll
@@ -127,18 +135,33 @@ class NvFp4Steps {
     }
 };
 
-// accumulators = the tile of a b^T that begins at (row, column). `kVector`: rows are multiples of
-// 16 bytes.
+// accumulators = the tile of a b^T over a part of K that begins at (row, column). `kVector`: rows
+// are multiples of 16 bytes.
 template <bool kVector>
 __device__ __forceinline__ void multiply_tile(Accumulators& accumulators, const Fp4Operand& a,
                                               const Fp4Operand& b, int32 row, int32 column,
-                                              unsigned char* shared) {
-    const int32 bytes = a.row_bytes();
-    const Copy<kVector> copy_a(TileOperand<uint8>{a.data, bytes, a.outer, bytes}, row);
-    const Copy<kVector> copy_b(TileOperand<uint8>{b.data, bytes, b.outer, bytes}, column);
+                                              Fp4Range range, unsigned char* shared) {
+    const int32 row_bytes = a.row_bytes();
+    const int32 first = range.first / 2, bytes = (range.count + 1) / 2;
+    const Copy<kVector> copy_a(TileOperand<uint8>{a.data + first, row_bytes, a.outer, bytes}, row);
+    const Copy<kVector> copy_b(TileOperand<uint8>{b.data + first, row_bytes, b.outer, bytes},
+                               column);
     mainloop_over<NvFp4Steps, kVector>(accumulators, copy_a, copy_b,
-                                       Fp4ScaleFetch(a, b, row, column),
+                                       Fp4ScaleFetch(a, b, row, column, range),
                                        (bytes + kBlockK - 1) / kBlockK, shared);
+}
+
+__device__ __forceinline__ void multiply_by(Accumulators& accumulators, float factor) {
+#pragma unroll
+    for (int m = 0; m < kFragmentsM; ++m) {
+#pragma unroll
+        for (int n = 0; n < kFragmentsN; ++n) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                accumulators[m][n][i] = __fmul_rn(accumulators[m][n][i], factor);
+            }
+        }
+    }
 }
 
 }  // namespace nvfp4_tile

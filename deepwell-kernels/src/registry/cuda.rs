@@ -22,11 +22,12 @@ use crate::runtime::epilogue::EpilogueSet;
 pub struct CudaCatalog;
 
 /// Kernels that dequantize quantized operands and multiply in BF16.
-const DEQUANTIZING: [&str; 4] = [
+const DEQUANTIZING: [&str; 5] = [
     "cublaslt_dequantized_mx_gemm",
     "cuda_sm90_dequantized_mxfp8_gemm",
     "cuda_sm90_dequantized_grouped_gemm",
     "cuda_sm90_dequantized_nvfp4_gemm",
+    "cuda_sm90_dequantized_nvfp4_grouped_gemm",
 ];
 
 /// All kernels, preferred kernels first within an op.
@@ -76,8 +77,8 @@ impl KernelCatalog for CudaCatalog {
         serving.map(|spec| (spec.predict)(request, target)).min_by(f64::total_cmp)
     }
 
-    fn serves(&self, format: &QuantFormat, role: Role, target: &Target) -> Result<(), String> {
-        served(format, role, target)
+    fn serves(&self, format: &QuantFormat, _: Role, _: &Target) -> Result<(), String> {
+        served(format)
     }
 
     fn unit_of(&self, kernel: &str, unit: MathUnit) -> MathUnit {
@@ -202,24 +203,18 @@ fn without_kernel(scale: ScaleFormat) -> Option<String> {
     }
 }
 
-/// Whether kernels serve the GEMMs of a tensor of this role in a format: MXFP8 everywhere, NVFP4
-/// for matrices everywhere and for experts on tcgen05.
-fn served(format: &QuantFormat, role: Role, target: &Target) -> Result<(), String> {
+/// Whether kernels serve the GEMMs of tensors in a format: MXFP8 and NVFP4, of matrices and of
+/// experts, on every architecture.
+fn served(format: &QuantFormat) -> Result<(), String> {
     let [mxfp8, nvfp4] = [QuantFormat::MXFP8, QuantFormat::NVFP4];
     if format.is_of_family(&mxfp8) {
         return without_kernel(format.scale).map_or(Ok(()), Err);
     }
-    let (known, got) = (mxfp8.name(), format.name());
-    let with_experts = [Architecture::Sm100a, Architecture::Sm103a];
-    let has_experts = with_experts.iter().any(|known| known.target_name() == target.arch);
-    match (format.is_of_family(&nvfp4), role) {
-        (true, Role::Expert) if !has_experts => {
-            let arch = &target.arch;
-            Err(format!("CUDA kernels of experts take {known}, not {got}, on {arch}"))
-        }
-        (true, _) => Ok(()),
-        (false, _) => Err(format!("CUDA kernels take {known} and {}, not {got}", nvfp4.name())),
+    if format.is_of_family(&nvfp4) {
+        return Ok(());
     }
+    let known = [mxfp8.name(), nvfp4.name()];
+    Err(format!("CUDA kernels take {} and {}, not {}", known[0], known[1], format.name()))
 }
 
 #[cfg(test)]

@@ -116,6 +116,8 @@ mod mxfp8_gemm;
 mod mxfp8_grouped_gemm;
 mod nccl;
 mod norm_quantize;
+#[path = "../../src/ops/grouped_gemm/tests/nvfp4_grouped_gemm.rs"]
+mod nvfp4_grouped_gemm;
 #[path = "../../src/ops/permute/tests/cuda.rs"]
 mod permute;
 #[path = "../../src/ops/product_error/tests/cuda.rs"]
@@ -168,6 +170,8 @@ mod sm100_nvfp4_grouped_gemm;
 mod sm120_mxfp8_gemm;
 #[path = "../../src/ops/scaled_gemm/tests/sm120_nvfp4_gemm.rs"]
 mod sm120_nvfp4_gemm;
+#[path = "../../src/ops/grouped_gemm/tests/sm120_nvfp4_grouped_gemm.rs"]
+mod sm120_nvfp4_grouped_gemm;
 #[path = "../../src/ops/attention/tests/sm90_attention.rs"]
 mod sm90_attention;
 #[path = "../../src/ops/attention/tests/sm90_attention_backward.rs"]

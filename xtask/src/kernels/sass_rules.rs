@@ -42,6 +42,7 @@ const RULES: &[Rule] = &[
     },
     Rule { stem: "sm120_mxfp8_gemm", mma: "QMMA.SF", load: None, pair: None },
     Rule { stem: "sm120_nvfp4_gemm", mma: "OMMA.SF", load: None, pair: None },
+    Rule { stem: "sm120_nvfp4_grouped_gemm", mma: "OMMA.SF", load: None, pair: None },
 ];
 
 impl Kernel {

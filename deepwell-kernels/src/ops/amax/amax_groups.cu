@@ -2,7 +2,7 @@
 // after a Hadamard transform of groups of 16 elements along K, for the scales of NVFP4. Magnitudes
 // have the order of their bits, so the maximum over CTAs is one of integers, in any order.
 //
-// architectures: sm_100a sm_103a
+// architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
 #include "layout/nvfp4_groups.cuh"
 

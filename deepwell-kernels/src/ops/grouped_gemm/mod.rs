@@ -7,8 +7,10 @@ mod mxfp8_grouped_gemm;
 pub mod oracle;
 mod sm100_mxfp8_grouped_gemm;
 mod sm100_nvfp4_grouped_gemm;
+mod sm120_nvfp4_grouped_gemm;
 mod sm90_bf16_grouped_gemm;
 mod sm90_dequantized_grouped_gemm;
+mod sm90_dequantized_nvfp4_grouped_gemm;
 mod sm90_mxfp8_grouped_gemm;
 
 use super::OpKernels;
@@ -30,8 +32,10 @@ pub(super) const KERNELS: OpKernels = OpKernels {
         mxfp8_grouped_gemm::SPECS,
         sm100_mxfp8_grouped_gemm::SPECS,
         sm100_nvfp4_grouped_gemm::SPECS,
+        sm120_nvfp4_grouped_gemm::SPECS,
         sm90_mxfp8_grouped_gemm::SPECS,
         sm90_bf16_grouped_gemm::SPECS,
         sm90_dequantized_grouped_gemm::SPECS,
+        sm90_dequantized_nvfp4_grouped_gemm::SPECS,
     ],
 };

@@ -14,6 +14,7 @@
 //
 // architectures: sm_100a sm_103a
 #include "common/types.cuh"
+#include "epilogue/group_scales.cuh"
 #include "epilogue/sm100_mxfp8_grouped_gemm.cuh"
 #include "epilogue/store_tensor_tile.cuh"
 #include "mma/sm100_nvfp4_tile.cuh"
@@ -23,17 +24,11 @@ using sm100_scaled::Operand;
 
 extern __shared__ __align__(1024) uint8 memory[];
 
-// The scales of each group of the operands, [groups] each.
-struct GroupScales {
-    const float* a;
-    const float* b;
-
-    // Tiles after all groups have no accumulator.
-    __device__ __forceinline__ float of(const GroupedTile& tile, int32 groups) const {
-        return tile.group < groups ? __fmul_rn(__ldg(a + tile.group), __ldg(b + tile.group))
-                                   : 0.0f;
-    }
-};
+// Tiles after all groups have no accumulator.
+__device__ __forceinline__ float factor_of(const GroupedTile& tile, const GroupScales& scales,
+                                           int32 groups) {
+    return tile.group < groups ? scales.product(tile.group) : 0.0f;
+}
 
 // Tiles whose ranges along K are in bytes, as the stages of a pipeline count them. Two elements of
 // a byte belong to one group.
@@ -58,7 +53,7 @@ __device__ __forceinline__ void gemm(const Operand& a, const Operand& b, int32 k
                                      GroupScales scales, int32 groups, ResultOf result_of) {
     sm100_grouped::grouped_gemm<S>(
         a, b, k, TilesOfBytes<Tiles>{tiles}, memory, [&](const GroupedTile& tile) {
-            return ScaledResult<Element>{result_of(tile), scales.of(tile, groups)};
+            return ScaledResult<Element>{result_of(tile), factor_of(tile, scales, groups)};
         });
 }
 

@@ -12,7 +12,7 @@ use crate::ops::scaled_gemm::sm90_mxfp8_gemm::{
 use crate::runtime::cuda::architecture::Architecture;
 use crate::runtime::cuda::device_tensor::DeviceTensor;
 use crate::runtime::cuda::driver::{
-    Argument, Launch, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
+    Argument, DevicePtr, Launch, TensorMap, TensorMapElement, TensorMapSpec, TensorMapSwizzle,
 };
 use crate::runtime::cuda::launch::gemm::{extents_fit, not_empty};
 use crate::runtime::cuda::launch::support::all_bf16;
@@ -113,7 +113,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         GemmKind::Wgrad => [mn_major_boxes(&a, Operands::Bf16), mn_major_boxes(&b, Operands::Bf16)],
     };
     let maps = [device.tensor_map(&boxes[0])?, device.tensor_map(&boxes[1])?];
-    let gemm = Gemm { kind, name, sizes, groups: grouped.groups, maps };
+    let group_scales = [DevicePtr(0); 2];
+    let gemm = Gemm { kind, name, sizes, groups: grouped.groups, maps, group_scales };
     let offsets = call.input(2);
     Ok(vec![gemm.step(device, &offsets, &out, call.accumulate())?])
 }
@@ -126,6 +127,8 @@ pub(super) struct Gemm {
     pub(super) sizes: Sizes,
     pub(super) groups: usize,
     pub(super) maps: [TensorMap; 2],
+    /// Scales of each group of both operands, FP32 factors of the sums; null for operands without.
+    pub(super) group_scales: [DevicePtr; 2],
 }
 
 impl Gemm {
@@ -136,7 +139,8 @@ impl Gemm {
         out: &DeviceTensor,
         accumulate: bool,
     ) -> Result<Step, KernelError> {
-        let Gemm { kind, name, sizes, groups, maps } = self;
+        let Gemm { kind, name, sizes, groups, maps, group_scales } = self;
+        let is_k_major = ["fprop", "wgrad_k_major"].contains(&name);
         let name = format!("sm90_bf16_grouped_gemm_{name}");
         let function = device.function("sm90_bf16_grouped_gemm", &name, SHARED_BYTES)?;
         let mut arguments = maps.map(Argument::TensorMap).to_vec();
@@ -151,6 +155,9 @@ impl Gemm {
             GemmKind::Wgrad => Argument::U32(accumulate.into()),
             _ => Argument::I32(sizes.k as i32),
         });
+        if is_k_major {
+            arguments.extend(group_scales.map(Argument::Pointer));
+        }
         let ctas = sizes.tiles_max(kind, groups).min(device.sm_count() as usize);
         Ok(Step::Launch(Launch {
             function,

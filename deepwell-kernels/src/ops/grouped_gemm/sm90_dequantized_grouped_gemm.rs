@@ -12,6 +12,7 @@ use crate::ops::scaled_gemm::dequantize_operands::{self as operands, Groups, Ope
 use crate::ops::scaled_gemm::operand;
 use crate::ops::scaled_gemm::sm90_mxfp8_gemm::TILE_COLUMNS;
 use crate::runtime::cuda::architecture::Architecture;
+use crate::runtime::cuda::driver::DevicePtr;
 use crate::runtime::cuda::launch::gemm::{LIBRARY_ALIGNMENT_BYTES, align_for_library, not_empty};
 use crate::runtime::cuda::launch::tensor_maps::{Operands, k_major_boxes};
 use crate::runtime::cuda::prepare::{CallView, Device, Step};
@@ -67,7 +68,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let columns = b[b.len() - 2];
     let sizes = Sizes { rows: matrices[0].shape[0], columns, k: matrices[0].shape[1] };
     let groups = op.grouped.groups;
-    let gemm = Gemm { kind: op.kind, name, sizes, groups, maps };
+    let group_scales = [DevicePtr(0); 2];
+    let gemm = Gemm { kind: op.kind, name, sizes, groups, maps, group_scales };
     let of_groups = Groups { kind: op.kind, count: groups, offsets: offsets.pointer };
     Ok(vec![
         operands::dequantize(device, &operands)?,

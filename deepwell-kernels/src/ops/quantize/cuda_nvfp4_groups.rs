@@ -8,7 +8,6 @@ use deepwell_precision::QuantFormat;
 use crate::KernelError;
 use crate::ops::amax::cuda as amax;
 use crate::ops::amax::cuda_groups;
-use crate::runtime::cuda::architecture::Architecture;
 use crate::runtime::cuda::driver::{Argument, DevicePtr};
 use crate::runtime::cuda::launch::mx;
 use crate::runtime::cuda::launch::nvfp4::{self, Parts};
@@ -17,7 +16,6 @@ use crate::runtime::cuda::spec::CudaKernelSpec;
 
 pub(crate) const SPECS: &[CudaKernelSpec] =
     &[CudaKernelSpec::new("cuda_quantize_nvfp4_groups", &["quantize"], prepare)
-        .architectures(&[Architecture::Sm100a, Architecture::Sm103a])
         .family(QuantFormat::NVFP4)
         .reject(|request| {
             let Op::Quantize(op) = request.op else { return None };

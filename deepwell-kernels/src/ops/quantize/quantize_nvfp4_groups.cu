@@ -3,7 +3,7 @@
 // both from one read of the source. Counters are those of the parts. The largest magnitudes are
 // known. Rows after all groups become zeros.
 //
-// architectures: sm_100a sm_103a
+// architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
 #include "layout/nvfp4_groups.cuh"
 

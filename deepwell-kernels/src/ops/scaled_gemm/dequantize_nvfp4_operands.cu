@@ -2,9 +2,9 @@
 // BF16. A product has at most six significant bits and an exponent that BF16 has, so none is
 // rounded; the tensor scales are factors of the GEMM's sums.
 //
-// An operand is a matrix [rows, k] of packed elements with scales in tiles; rows of the target are
-// zero-padded to a multiple of 8. A CTA converts 128 x 128 elements; the CTAs of the second operand
-// follow those of the first. A thread reads 8 elements of a row, next to its neighbors' elements,
+// An operand is a stack of matrices [rows, k] of packed elements with scales in tiles, separate for
+// each matrix; rows of the target are zero-padded to a multiple of 8. A CTA converts 128 x 128
+// elements; the CTAs of the second operand follow those of the first. A thread reads 8 elements of a row, next to its neighbors' elements,
 // and writes 16 bytes; all of its loads are issued before the first conversion.
 //
 // architectures: sm_90a
@@ -25,7 +25,7 @@ struct Operand {
     const uint8* elements;
     const uint8* scales;
     bf16* target;
-    uint32 rows;
+    uint32 rows;  // rows per matrix
 };
 
 // Eight elements times their scale.
@@ -42,7 +42,9 @@ __device__ __forceinline__ uint4 convert(uint32 elements, float scale) {
 
 __device__ __forceinline__ void dequantize(const Operand& operand, uint32 tile, uint32 k) {
     const uint32 across = (k + kTile - 1) / kTile;
-    const uint32 first_row = tile / across * kTile + threadIdx.x / kVectors;
+    const uint32 down = (operand.rows + kTile - 1) / kTile;
+    const uint64 of_stack = static_cast<uint64>(tile / across / down) * operand.rows;
+    const uint32 first_row = tile / across % down * kTile + threadIdx.x / kVectors;
     const uint32 first = tile % across * kTile + threadIdx.x % kVectors * kVector;
     const uint32 width = (k + kVector - 1) / kVector * kVector;
     const uint32 row_bytes = (k + 1) / 2;
@@ -62,7 +64,7 @@ __device__ __forceinline__ void dequantize(const Operand& operand, uint32 tile, 
         elements[visit] = found[visit] = 0;
         if (row < operand.rows) {
             const uint8* const from =
-                operand.elements + static_cast<uint64>(row) * row_bytes + first / 2;
+                operand.elements + (of_stack + row) * row_bytes + first / 2;
             found[visit] = scales[scale_row_place(row % kScaleTileRows)];
             if (k % kVector == 0) {
                 elements[visit] = *reinterpret_cast<const uint32*>(from);
@@ -93,14 +95,13 @@ __device__ __forceinline__ void dequantize(const Operand& operand, uint32 tile, 
                 }
                 values = make_uint4(words[0], words[1], words[2], words[3]);
             }
-            *reinterpret_cast<uint4*>(operand.target + static_cast<uint64>(row) * width + first) =
-                values;
+            *reinterpret_cast<uint4*>(operand.target + (of_stack + row) * width + first) = values;
         }
     }
 }
 
-// a [a_rows, k] and b [b_rows, k], 16-byte aligned. One CTA per tile of both, of which `a_tiles`
-// are of a.
+// a and b, stacks of matrices [a_rows, k] and [b_rows, k], 16-byte aligned. One CTA per tile of
+// both, of which `a_tiles` are of a.
 extern "C" __global__ void __launch_bounds__(kThreads)
     dequantize_nvfp4_operands(const uint8* __restrict__ a, const uint8* __restrict__ a_scales,
                               bf16* __restrict__ a_target, uint32 a_rows, uint32 a_tiles,

@@ -47,14 +47,27 @@ impl OperandSizes {
         OperandSizes { matrices: shape[..shape.len() - 2].iter().product(), rows, k }
     }
 
-    fn tiles(self) -> usize {
+    /// Tiles of 128 by 128 elements.
+    pub(super) fn tiles(self) -> usize {
         tiles(self.matrices, self.rows, self.k)
+    }
+
+    /// Bytes of the BF16 matrices, padded to the alignment.
+    pub(super) fn matrix_bytes(self) -> usize {
+        let bytes = self.matrices * self.rows * width(self.k) * 2;
+        bytes.next_multiple_of(LIBRARY_ALIGNMENT_BYTES)
     }
 
     /// Bytes of the BF16 matrices and of the words per scale tile, each padded to the alignment.
     fn bytes(self) -> [usize; 2] {
-        [self.matrices * self.rows * width(self.k) * 2, self.tiles() * size_of::<u32>()]
-            .map(|bytes| bytes.next_multiple_of(LIBRARY_ALIGNMENT_BYTES))
+        let words = self.tiles() * size_of::<u32>();
+        [self.matrix_bytes(), words.next_multiple_of(LIBRARY_ALIGNMENT_BYTES)]
+    }
+
+    /// The BF16 matrices at this address, stacked along the rows.
+    pub(super) fn matrix(self, pointer: DevicePtr) -> DeviceTensor {
+        let shape = vec![self.matrices * self.rows, width(self.k)];
+        DeviceTensor { pointer, dtype: DType::Bf16, shape }
     }
 }
 
@@ -92,9 +105,7 @@ pub(crate) struct Operand {
 impl Operand {
     /// The BF16 matrix; the matrices of a stack are stacked along the rows.
     pub(crate) fn matrix(&self) -> DeviceTensor {
-        let OperandSizes { matrices, rows, k } = self.sizes;
-        let shape = vec![matrices * rows, width(k)];
-        DeviceTensor { pointer: self.target, dtype: DType::Bf16, shape }
+        self.sizes.matrix(self.target)
     }
 }
 

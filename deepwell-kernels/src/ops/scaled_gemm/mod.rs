@@ -2,6 +2,7 @@
 
 mod cpu;
 mod cublaslt;
+pub(crate) mod dequantize_nvfp4_operands;
 pub(crate) mod dequantize_operands;
 mod dequantized_gemm;
 mod expand_scales;
@@ -12,7 +13,7 @@ mod sm100_mxfp8_gemm;
 mod sm100_mxfp8_gemm_fused;
 mod sm100_nvfp4_gemm;
 mod sm120_mxfp8_gemm;
-mod sm120_nvfp4_gemm;
+pub(crate) mod sm120_nvfp4_gemm;
 mod sm90_dequantized_nvfp4_gemm;
 pub(crate) mod sm90_mxfp8_gemm;
 

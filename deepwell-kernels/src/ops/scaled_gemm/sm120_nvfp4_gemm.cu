@@ -30,17 +30,8 @@ __device__ __forceinline__ void gemm(const Fp4Operand& a, const Fp4Operand& b, f
     const TilePlace place = grouped_tile(blockIdx.x, rows, columns);
     const int32 row = place.row * kBlockM, column = place.column * kBlockN;
     Accumulators accumulators;
-    multiply_tile<kVector>(accumulators, a, b, row, column, shared);
-#pragma unroll
-    for (int m = 0; m < kFragmentsM; ++m) {
-#pragma unroll
-        for (int n = 0; n < kFragmentsN; ++n) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                accumulators[m][n][i] = __fmul_rn(accumulators[m][n][i], factor);
-            }
-        }
-    }
+    multiply_tile<kVector>(accumulators, a, b, row, column, Fp4Range{0, a.k}, shared);
+    multiply_by(accumulators, factor);
     store_tile<Element, kThreads>(result, row, column, warp_row(), warp_column(), accumulators,
                                   shared);
 }

@@ -13,11 +13,11 @@ use crate::runtime::cuda::spec::CudaKernelSpec;
 use crate::runtime::predict::{SM120_NVFP4, mma_sync_gemm};
 
 /// Threads of a CTA, as in the source.
-const THREADS: u32 = 256;
+pub(crate) const THREADS: u32 = 256;
 /// Two stages of two 16 KiB tiles and four words of scales for each of their rows.
-const SHARED_BYTES: u32 = 2 * (2 * 16 * 1024 + 256 * 16);
+pub(crate) const SHARED_BYTES: u32 = 2 * (2 * 16 * 1024 + 256 * 16);
 /// Elements of a 16-byte copy.
-const WIDTH: usize = 32;
+pub(crate) const WIDTH: usize = 32;
 
 pub(crate) const SPECS: &[CudaKernelSpec] =
     &[CudaKernelSpec::new("cuda_sm120_nvfp4_gemm", &["scaled_gemm"], prepare)

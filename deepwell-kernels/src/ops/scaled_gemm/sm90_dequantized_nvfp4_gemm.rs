@@ -6,12 +6,12 @@ use deepwell_ir::ops::ScaledGemm;
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op, Target};
 use deepwell_precision::QuantFormat;
 
-use super::dequantize_operands::width;
+use super::dequantize_nvfp4_operands::{self as operands, Operand};
+use super::dequantize_operands::{OperandSizes, width};
 use crate::KernelError;
 use crate::ops::linear::sm90_bf16_tiles::{self, BOX_ROWS, Gemm};
 use crate::runtime::cuda::architecture::Architecture;
-use crate::runtime::cuda::device_tensor::DeviceTensor;
-use crate::runtime::cuda::driver::{Argument, DevicePtr};
+use crate::runtime::cuda::driver::DevicePtr;
 use crate::runtime::cuda::launch::gemm::{
     LIBRARY_ALIGNMENT_BYTES, align_for_library, extents_fit, not_empty,
 };
@@ -19,13 +19,6 @@ use crate::runtime::cuda::launch::tcgen05::GemmSizes;
 use crate::runtime::cuda::launch::tensor_maps::{Operands, k_major_boxes};
 use crate::runtime::cuda::prepare::{CallView, Device, Step};
 use crate::runtime::cuda::spec::CudaKernelSpec;
-use crate::runtime::predict::Rates;
-
-/// Threads of a CTA that dequantizes, and rows and columns of its tile, as in the source.
-const THREADS: u32 = 256;
-const TILE: usize = 128;
-/// Dequantization's share of the datasheet's bandwidth: assumed, as of MXFP8.
-const SHARE: f64 = 0.75;
 
 pub(crate) const SPECS: &[CudaKernelSpec] =
     &[CudaKernelSpec::new("cuda_sm90_dequantized_nvfp4_gemm", &["scaled_gemm"], prepare)
@@ -35,7 +28,7 @@ pub(crate) const SPECS: &[CudaKernelSpec] =
         .predict(predicted_s)
         .workspace_bytes(|request, target| {
             LIBRARY_ALIGNMENT_BYTES
-                + operands_bytes(sizes_of(request))
+                + operands::bytes(operand_sizes(request))
                 + sm90_bf16_tiles::workspace_bytes(sizes_of(request), target)
         })
         .select_tile(|request, target| sm90_bf16_tiles::select_tile(sizes_of(request), target))];
@@ -58,16 +51,13 @@ fn sizes_of(request: &KernelRequest<'_>) -> GemmSizes {
     GemmSizes { m: a[0], n: b[0], k: width(a[1]) }
 }
 
-/// Bytes of both operands in BF16.
-fn operands_bytes(GemmSizes { m, n, k }: GemmSizes) -> usize {
-    [m, n].map(|rows| (rows * k * 2).next_multiple_of(LIBRARY_ALIGNMENT_BYTES)).iter().sum()
+fn operand_sizes(request: &KernelRequest<'_>) -> [OperandSizes; 2] {
+    operands::sizes_of(request, [0, b_input(request)])
 }
 
 fn predicted_s(request: &KernelRequest<'_>, target: &Target) -> f64 {
-    let (sizes, rates) = (sizes_of(request), Rates::of(target));
-    // Each element is read as half a byte with 1/16 of a scale, and written as two bytes.
-    let bytes = ((sizes.m + sizes.n) * sizes.k) as f64 * (0.5 + 1.0 / 16.0 + 2.0);
-    rates.bytes_s(bytes) / SHARE + rates.launch_s() + sm90_bf16_tiles::predicted_s(sizes, target)
+    operands::predicted_s(operand_sizes(request), target)
+        + sm90_bf16_tiles::predicted_s(sizes_of(request), target)
 }
 
 pub(super) fn reject(request: &KernelRequest<'_>) -> Option<String> {
@@ -94,46 +84,27 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         return Err(call.refuse(format!("expected scaled_gemm, got {}", call.call.op.name())));
     };
     let (workspace, bytes) = call.workspace();
-    let first = align_for_library(workspace);
     let firsts = [0, op.b_input()];
-    let rows = firsts.map(|index| call.input(index).shape[0]);
-    let k = call.input(0).shape[1];
-    let sizes = GemmSizes { m: rows[0], n: rows[1], k: width(k) };
-    let of_a = (rows[0] * sizes.k * 2).next_multiple_of(LIBRARY_ALIGNMENT_BYTES);
-    let places = [first, first.offset(of_a)];
-    let tiles = rows.map(|rows| rows.div_ceil(TILE) * k.div_ceil(TILE));
-
-    let function = device.function("dequantize_nvfp4_operands", "dequantize_nvfp4_operands", 0)?;
-    let mut arguments = Vec::with_capacity(10);
-    for (operand, place) in places.into_iter().enumerate() {
-        let planes = [0, 1].map(|plane| call.input(firsts[operand] + plane).argument());
-        arguments.extend(planes);
-        arguments.extend([Argument::Pointer(place), Argument::U32(rows[operand] as u32)]);
-        if operand == 0 {
-            arguments.push(Argument::U32(tiles[0] as u32));
-        }
-    }
-    arguments.push(Argument::U32(k as u32));
-    let ctas = tiles[0] + tiles[1];
-    let mut steps = vec![Device::launch(function, ctas as u32, THREADS, 0, arguments)];
-
-    let mut map = |operand: usize| {
-        let shape = vec![rows[operand], sizes.k];
-        let matrix = DeviceTensor { pointer: places[operand], dtype: DType::Bf16, shape };
-        device.tensor_map(&k_major_boxes(&matrix, Operands::Bf16, BOX_ROWS))
+    let (operands, free) = operands::operands(call, firsts, align_for_library(workspace));
+    let out = call.output(0);
+    let matrices = operands.each_ref().map(Operand::matrix);
+    let mut map = |index: usize| {
+        device.tensor_map(&k_major_boxes(&matrices[index], Operands::Bf16, BOX_ROWS))
     };
     let maps = [map(0)?, map(1)?];
-    let used = LIBRARY_ALIGNMENT_BYTES + operands_bytes(sizes);
+    let sizes = firsts.map(|index| OperandSizes::of(&call.input(index).shape));
+    let used = LIBRARY_ALIGNMENT_BYTES + operands::bytes(sizes);
     let gemm = Gemm {
         kind: GemmKind::Fprop,
-        sizes,
+        sizes: GemmSizes { m: sizes[0].rows, n: sizes[1].rows, k: width(sizes[0].k) },
         maps,
         tensor_scales: firsts.map(|index| call.input(index + 2).pointer),
         bias: if op.bias { call.input(op.plane_inputs()).pointer } else { DevicePtr(0) },
-        out: call.output(0),
+        out,
         accumulate: call.accumulate(),
-        workspace: (first.offset(operands_bytes(sizes)), bytes.saturating_sub(used)),
+        workspace: (free, bytes.saturating_sub(used)),
     };
+    let mut steps = vec![operands::dequantize(device, &operands)?];
     steps.extend(gemm.steps(call, device)?);
     Ok(steps)
 }

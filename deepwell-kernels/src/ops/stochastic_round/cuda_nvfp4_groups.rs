@@ -8,7 +8,6 @@ use deepwell_precision::QuantFormat;
 use crate::KernelError;
 use crate::ops::amax::cuda as amax;
 use crate::ops::amax::cuda_groups;
-use crate::runtime::cuda::architecture::Architecture;
 use crate::runtime::cuda::driver::Argument;
 use crate::runtime::cuda::launch::nvfp4::{self, Parts};
 use crate::runtime::cuda::prepare::{CallView, Device, Step};
@@ -16,7 +15,6 @@ use crate::runtime::cuda::spec::CudaKernelSpec;
 
 pub(crate) const SPECS: &[CudaKernelSpec] =
     &[CudaKernelSpec::new("cuda_stochastic_round_nvfp4_groups", &["stochastic_round"], prepare)
-        .architectures(&[Architecture::Sm100a, Architecture::Sm103a])
         .family(QuantFormat::NVFP4)
         .reject(reject)
         .predict(nvfp4::predicted_s)

@@ -2,7 +2,7 @@
 // groups of rows have a tensor scale each (layout/nvfp4_groups.cuh). An element has the random word
 // of its index in the whole operand. Rows after all groups become zeros.
 //
-// architectures: sm_100a sm_103a
+// architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/types.cuh"
 #include "layout/nvfp4_groups.cuh"
 

@@ -12,7 +12,8 @@ use crate::runtime::cuda::architecture::Architecture;
 ///   and so are dequantized GEMMs (`benchmarks/sm90_gemms_2026-11-27.md`); NVFP4's is assumed to
 ///   be, as the same GEMM after a shorter dequantization;
 /// - `cuda_sm90_mxfp8_gemm`: `benchmarks/sm90_mxfp8_gemm_2026-11-23.md`;
-/// - grouped GEMMs: `benchmarks/grouped_gemm_2026-11-23.md`;
+/// - grouped GEMMs: `benchmarks/grouped_gemm_2026-11-23.md`; NVFP4's is assumed to be the same
+///   GEMM's;
 /// - attention: `benchmarks/sm90_attention_2026-11-23.md`. The portable kernels of ring attention
 ///   have the structure of `cuda_attention`, on `mma.sync`;
 /// - attention of wide heads on wgmma: not measured, the shares of the kernels for narrower heads;
@@ -33,6 +34,7 @@ const HOPPER: &[(&str, f64)] = &[
     ("cuda_sm90_bf16_grouped_gemm", 0.69),
     ("cuda_sm90_mxfp8_grouped_gemm", 0.55),
     ("cuda_sm90_dequantized_grouped_gemm", 0.69),
+    ("cuda_sm90_dequantized_nvfp4_grouped_gemm", 0.69),
     ("cuda_sm90_attention", 0.67),
     ("cuda_sm90_attention_backward", 0.46),
     ("cuda_sm90_attention_backward_ordered", 0.46),

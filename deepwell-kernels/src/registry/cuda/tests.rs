@@ -3,7 +3,8 @@
 use deepwell_ir::ops::{
     Activation, AddRmsNorm, AddUnpermute, Axis, Collective, CollectiveKind, Epilogue,
     ExpertActivation, ExpertSwiGlu, ExpertSwiGluBackward, Fused, Gelu, GeluBackward, LayerNorm,
-    Linear, LinearDgrad, Permute, Quantize, RmsNorm, ScaledGemm, SwiGlu, SwiGluBackward,
+    GroupedRows, Linear, LinearDgrad, Permute, Quantize, RmsNorm, ScaledGemm, ScaledGroupedGemm,
+    SwiGlu, SwiGluBackward,
 };
 use deepwell_ir::{DType, GemmKind, GroupId, OperandType};
 use deepwell_precision::{ElementFormat, Granularity, Hadamard16, QuantFormat};
@@ -263,45 +264,57 @@ fn rows_of_whole_groups_have_a_kernel() {
     }
 }
 
-/// What the quantizations of a format are served by, and where experts' tensors are not.
+/// The kernels of GEMMs and of quantizations, of matrices and of experts.
 #[test]
-fn nvfp4_is_served_for_matrices_and_for_experts_on_tcgen05() {
+fn nvfp4_is_served_for_matrices_and_for_experts() {
     let format = QuantFormat::NVFP4;
     let hopper = cuda_target(Architecture::Sm90a, 132, &[CUBLASLT]);
     let served = |role, target: &Target| CudaCatalog.serves(&format, role, target).err();
-    let planes = |rows, k: usize| {
-        let scales = [usize::div_ceil(rows, 128), k.div_ceil(64), 512];
-        let data = operand(DType::E2m1, &[rows, k]);
-        [data, operand(DType::Ue4m3, &scales), operand(DType::F32, &[1])]
+    let planes_of = |stack: &[usize], [rows, k]: [usize; 2], groups: &[usize]| {
+        let scales = [stack, &[rows.div_ceil(128), k.div_ceil(64), 512]].concat();
+        let data = operand(DType::E2m1, &[stack, &[rows, k]].concat());
+        [data, operand(DType::Ue4m3, &scales), operand(DType::F32, groups)]
     };
+    let planes = |rows, k: usize| planes_of(&[], [rows, k], &[1]);
     let (kind, output) = (GemmKind::Fprop, DType::Bf16);
     let gemm = Op::from(ScaledGemm { kind, output, bias: false, a: format, b: format });
-    let reason = |arch: &str| format!("CUDA kernels of experts take mxfp8, not nvfp4, on {arch}");
+    let grouped = |kind| {
+        let grouped = GroupedRows::new(4, 128);
+        Op::from(ScaledGroupedGemm { kind, grouped, output, a: format, b: format })
+    };
     for (architecture, kernel, of_experts) in [
-        (Architecture::Sm90a, "cuda_sm90_dequantized_nvfp4_gemm", Some(reason("hopper-sm90"))),
-        (Architecture::Sm100a, "cuda_sm100_nvfp4_gemm", None),
-        (Architecture::Sm103a, "cuda_sm100_nvfp4_gemm", None),
-        (Architecture::Sm120a, "cuda_sm120_nvfp4_gemm", Some(reason("blackwell-sm120"))),
+        (
+            Architecture::Sm90a,
+            "cuda_sm90_dequantized_nvfp4_gemm",
+            "cuda_sm90_dequantized_nvfp4_grouped_gemm",
+        ),
+        (Architecture::Sm100a, "cuda_sm100_nvfp4_gemm", "cuda_sm100_nvfp4_grouped_gemm"),
+        (Architecture::Sm103a, "cuda_sm100_nvfp4_gemm", "cuda_sm100_nvfp4_grouped_gemm"),
+        (Architecture::Sm120a, "cuda_sm120_nvfp4_gemm", "cuda_sm120_nvfp4_grouped_gemm"),
     ] {
         let target = cuda_target(architecture, 132, &[]);
         assert_eq!(served(Role::Linear, &target), None);
-        assert_eq!(served(Role::Expert, &target), of_experts);
+        assert_eq!(served(Role::Expert, &target), None);
         let inputs = [planes(512, 256), planes(384, 256)].concat();
         assert_eq!(chosen(&gemm, &inputs, &target).unwrap(), kernel, "{architecture:?}");
+        let rows = planes_of(&[], [512, 256], &[4, 1]);
+        for (kind, b) in [
+            (GemmKind::Fprop, planes_of(&[4], [384, 256], &[4, 1])),
+            (GemmKind::Dgrad, planes_of(&[4], [384, 256], &[4, 1])),
+            (GemmKind::Wgrad, planes_of(&[], [384, 256], &[4, 1])),
+        ] {
+            let inputs = [&rows[..], &b, &[operand(DType::I32, &[5])]].concat();
+            assert_eq!(chosen(&grouped(kind), &inputs, &target).unwrap(), of_experts, "{kind}");
+        }
     }
     let source = [operand(DType::Bf16, &[128, 128])];
     let quantize = Op::from(Quantize { format, axis: Axis::Both });
     assert_eq!(chosen(&quantize, &source, &hopper).unwrap(), "cuda_quantize_nvfp4");
     // One scale for each group of rows, and a stack of matrices.
-    let grouped = [operand(DType::Bf16, &[128, 128]), operand(DType::I32, &[5])];
-    let reasons = chosen(&quantize, &grouped, &hopper).unwrap_err().to_string();
-    assert!(reasons.contains("takes one tensor scale for all rows"), "{reasons}");
+    let groups = [operand(DType::Bf16, &[128, 128]), operand(DType::I32, &[5])];
     let stack = [operand(DType::Bf16, &[4, 128, 128])];
-    let reasons = chosen(&quantize, &stack, &hopper).unwrap_err().to_string();
-    assert!(reasons.contains("takes a matrix, not 3 dimensions"), "{reasons}");
-    let blackwell = cuda_target(Architecture::Sm100a, 148, &[]);
-    for inputs in [&grouped[..], &stack] {
-        assert_eq!(chosen(&quantize, inputs, &blackwell).unwrap(), "cuda_quantize_nvfp4_groups");
+    for inputs in [&groups[..], &stack] {
+        assert_eq!(chosen(&quantize, inputs, &hopper).unwrap(), "cuda_quantize_nvfp4_groups");
     }
     let transform = format.with_hadamard(Some(Hadamard16::TRAINING));
     let quantize = Op::from(Quantize { format: transform, axis: Axis::Column });

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Source files of the kernels with alternatives; library kernels have none.
-const SOURCES: [(&str, &str); 37] = [
+const SOURCES: [(&str, &str); 39] = [
     ("cuda_attention", "attention"),
     ("cuda_attention_backward", "attention_backward"),
     ("cuda_sm90_attention", "sm90_attention"),
@@ -36,19 +36,22 @@ const SOURCES: [(&str, &str); 37] = [
     ("cuda_sm90_bf16_grouped_gemm", "sm90_bf16_grouped_gemm"),
     ("cuda_sm100_mxfp8_grouped_gemm", "sm100_mxfp8_grouped_gemm"),
     ("cuda_sm100_nvfp4_grouped_gemm", "sm100_nvfp4_grouped_gemm"),
+    ("cuda_sm120_nvfp4_grouped_gemm", "sm120_nvfp4_grouped_gemm"),
     ("cuda_sm90_dequantized_mxfp8_gemm", "sm90_bf16_gemm"),
     ("cuda_sm90_dequantized_nvfp4_gemm", "sm90_bf16_gemm"),
     ("cuda_sm90_dequantized_grouped_gemm", "sm90_bf16_grouped_gemm"),
+    ("cuda_sm90_dequantized_nvfp4_grouped_gemm", "sm90_bf16_grouped_gemm"),
     ("cuda_linear_cross_entropy", "cross_entropy_gemm"),
     ("cuda_vocab_parallel_head", "cross_entropy_gemm"),
 ];
 
 /// Kernels that launch a GEMM of dequantized operands, and the sources of the kernels launched
 /// before and after the GEMM.
-const DEQUANTIZED: [(&str, &[&str]); 3] = [
+const DEQUANTIZED: [(&str, &[&str]); 4] = [
     ("cuda_sm90_dequantized_mxfp8_gemm", &["dequantize_operands", "add_unheld"]),
     ("cuda_sm90_dequantized_nvfp4_gemm", &["dequantize_nvfp4_operands"]),
     ("cuda_sm90_dequantized_grouped_gemm", &["dequantize_operands", "add_unheld"]),
+    ("cuda_sm90_dequantized_nvfp4_grouped_gemm", &["dequantize_nvfp4_operands"]),
 ];
 
 /// The name of a kernel's `.cu` file, for kernels with alternatives; `None` for library kernels.

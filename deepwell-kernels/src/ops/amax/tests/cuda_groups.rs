@@ -8,7 +8,7 @@ use crate::quantize_nvfp4::transformed;
 use crate::quantize_nvfp4_groups::{Parts, check};
 
 emulated! {
-    amax_groups on Sm100a: |gpu| {
+    amax_groups on Sm90a: |gpu| {
         let groups = Parts::Groups(&[256, 0, 128], 128);
         for axis in [Axis::Row, Axis::Column] {
             for format in [QuantFormat::NVFP4, transformed()[0]] {

@@ -1,6 +1,6 @@
 //! `sm90_bf16_grouped_gemm.cu`: the three GEMMs of groups of rows on wgmma against f64 sums.
 
-use deepwell_ir::{DType, Op, ops};
+use deepwell_ir::{DType, GemmKind, Op, ops};
 use deepwell_kernels::ops::grouped_gemm::oracle;
 use deepwell_precision::QuantFormat;
 
@@ -10,6 +10,7 @@ use crate::gemm_operands::{Kind, gemm_tolerance};
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::MxKind;
 use crate::mxfp8_grouped_gemm::{Case, check_hard};
+use crate::nvfp4_grouped_gemm::{self as nvfp4, bf16_share, check_all};
 use crate::sm90_mxfp8_grouped_gemm::{Groups, Row, open};
 
 const KERNEL: &str = "cuda_sm90_bf16_grouped_gemm";
@@ -122,6 +123,23 @@ fn dequantized_operands_of_groups() {
     check_hard(&mut gpu, GROUPED, None, [[40, 96], [32, 48], [33, 40], [36, 160]], 32);
 }
 
+/// The same kernels on NVFP4 operands.
+pub(crate) fn of_nvfp4(groups: &[usize], behind: usize) -> nvfp4::Case<'_> {
+    let kernel = "cuda_sm90_dequantized_nvfp4_grouped_gemm";
+    nvfp4::Case { kernel, groups, behind, tile: None, share: bf16_share }
+}
+
+trial!(nvfp4_operands_of_groups);
+fn nvfp4_operands_of_groups() {
+    let mut gpu = open();
+    check_all(&mut gpu, of_nvfp4(&[], 0), 1);
+    if gpu.runs(1, 0) {
+        let case = of_nvfp4(&[700, 0, 3, 1290, 128, 0, 257, 64, 0, 2000], 384);
+        case.check_rows(&mut gpu, GemmKind::Fprop, [1032, 776]);
+        case.check_wgrad(&mut gpu, [776, 1032]);
+    }
+}
+
 trial!(rows_of_a_group_stay_its_own);
 /// NaN and infinity in the rows and the matrix of one group reach no other, though tiles read
 /// across the ends of groups and of matrices.
@@ -185,5 +203,9 @@ emulated! {
             tile: None,
         }
         .check(gpu);
+        // Sums that are multiplied by the scales of their groups.
+        let case = of_nvfp4(&[290, 0, 330], 128);
+        case.check_rows(gpu, GemmKind::Fprop, [264, 264]);
+        case.check_wgrad(gpu, [264, 264]);
     }
 }

@@ -13,7 +13,6 @@ use crate::bf16_grouped_gemm::offsets_of;
 use crate::harness::{Gpu, HostTensor};
 use crate::quantize::assert_same;
 use crate::quantize_nvfp4::{Quantized, formats, numbers_of, outer_and_k, transformed};
-use crate::tcgen05;
 
 /// Parts of a tensor with a tensor scale each.
 #[derive(Clone, Copy, Debug)]
@@ -216,7 +215,7 @@ fn forms() -> Vec<Quantize> {
 
 trial!(every_part_as_on_the_cpu);
 fn every_part_as_on_the_cpu() {
-    let mut gpu = tcgen05::open();
+    let mut gpu = Gpu::open();
     for (parts, columns) in [
         (Parts::Groups(&[128], 0), 48),
         (Parts::Groups(&[0, 256, 0, 128, 0], 128), 80),
@@ -244,7 +243,7 @@ pub(crate) fn nearest(format: QuantFormat) -> QuantFormat {
 }
 
 emulated! {
-    quantize_nvfp4_groups on Sm100a: |gpu| {
+    quantize_nvfp4_groups on Sm90a: |gpu| {
         let groups = Parts::Groups(&[128, 0, 256, 128], 128);
         let square = QuantFormat::NVFP4.square();
         for kind in ["special", "wide"] {

@@ -12,6 +12,7 @@ use deepwell_trials::skip;
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::mx::assert_close_to_magnitudes;
 use crate::quantize_nvfp4::Quantized;
+use crate::sm90_bf16_grouped_gemm::of_nvfp4;
 
 const KERNEL: &str = "cuda_sm90_dequantized_nvfp4_gemm";
 
@@ -178,6 +179,10 @@ fn gemms_of_any_size() {
     }
 }
 
+// A matrix, and a stack of matrices that end within a tile.
 emulated! {
-    dequantize_nvfp4_operands on Sm90a: |gpu| check(gpu, [390, 264, 280], true, None)
+    dequantize_nvfp4_operands on Sm90a: |gpu| {
+        check(gpu, [390, 264, 280], true, None);
+        of_nvfp4(&[128, 0, 130], 128).check_rows(gpu, GemmKind::Dgrad, [145, 141]);
+    }
 }

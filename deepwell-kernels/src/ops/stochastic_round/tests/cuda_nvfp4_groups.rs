@@ -10,7 +10,6 @@ use half::bf16;
 use crate::harness::{Gpu, HostTensor};
 use crate::quantize_nvfp4::outer_and_k;
 use crate::quantize_nvfp4_groups::{Parts, expected, nearest, source};
-use crate::tcgen05;
 
 /// Seed and step, of which the low half counts.
 const KEY: [u64; 2] = [0x0123_4567_89AB_CDEF, 3 << 32 | 17];
@@ -72,7 +71,7 @@ fn check(gpu: &mut Gpu, groups: &[usize], behind: usize, columns: usize, kind: &
 
 trial!(every_byte_of_every_group);
 fn every_byte_of_every_group() {
-    let mut gpu = tcgen05::open();
+    let mut gpu = Gpu::open();
     for (groups, behind, columns) in
         [(&[128][..], 0, 17), (&[0, 128, 0, 256], 128, 144), (&[0, 0], 128, 32)]
     {
@@ -83,7 +82,7 @@ fn every_byte_of_every_group() {
 }
 
 emulated! {
-    stochastic_round_nvfp4_groups on Sm100a: |gpu| {
+    stochastic_round_nvfp4_groups on Sm90a: |gpu| {
         check(gpu, &[128, 0, 256], 128, 144, "special");
     }
 }
