@@ -245,6 +245,7 @@ fn experts_train_in_nvfp4_as_on_the_cpu() {
     for (architecture, capability, gemm) in [
         (Architecture::Sm90a, (9, 0), "cuda_sm90_dequantized_nvfp4_grouped_gemm"),
         (Architecture::Sm100a, (10, 0), "cuda_sm100_nvfp4_grouped_gemm"),
+        (Architecture::Sm120a, (12, 0), "cuda_sm120_nvfp4_grouped_gemm"),
     ] {
         need_kernels(capability);
         let kernels = compare(&mixture(), &recipe(), architecture, NVFP4);
