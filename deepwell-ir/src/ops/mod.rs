@@ -83,7 +83,9 @@ pub use linear::{BiasGrad, Linear, LinearDgrad, LinearWgrad};
 pub use linear_cross_entropy::{IGNORED_TARGET, LinearCrossEntropy, LinearCrossEntropyGrad};
 pub use opaque::{Opaque, OpaqueOutput};
 pub use permute::{AddUnpermute, Permute, Unpermute};
-pub use product_error::{ProductError, SAMPLED_ROWS, SampleOperand, first_sampled_row};
+pub use product_error::{
+    ProductError, SAMPLED_ROWS, SampleOperand, first_sampled_row, sampled_group,
+};
 pub use quantize::{Axis, Quantize};
 pub use quantize_operands::QuantizeOperands;
 pub use relu::{Relu, ReluBackward};

@@ -1,12 +1,14 @@
 //! The error of a quantized GEMM, on one tile of its output.
 
+use std::ops::Range;
+
 use deepwell_precision::{GemmKind, QuantFormat};
 use serde::{Deserialize, Serialize};
 
-use super::quantize::planes_of;
+use super::quantize::{grouped_planes_of, groups_of, planes_of, stacked_planes_of};
 use super::{Axis, Check, product};
 use crate::op::{OpRule, OutputKind, OutputType, TensorType};
-use crate::{DType, OpError, Shape, Storage};
+use crate::{DType, Dim, OpError, Shape, Storage};
 
 /// Rows and columns of the output tile on which the error of a GEMM is measured.
 pub const SAMPLED_ROWS: usize = 128;
@@ -22,9 +24,30 @@ pub fn first_sampled_row(rows: usize) -> usize {
     rows.saturating_sub(SAMPLED_ROWS) / 2 / SAMPLED_ROWS * SAMPLED_ROWS
 }
 
+/// The group whose tile measures a grouped GEMM, and its rows: the first of the groups with the
+/// most rows.
+///
+/// ```
+/// use deepwell_ir::ops::sampled_group;
+/// assert_eq!(sampled_group(&[0, 128, 384, 384, 640]), (1, 128..384));
+/// assert_eq!(sampled_group(&[0, 0]), (0, 0..0));
+/// ```
+pub fn sampled_group(offsets: &[i32]) -> (usize, Range<usize>) {
+    let row = |index: usize| offsets.get(index).map_or(0, |&row| row.max(0) as usize);
+    let groups = (0..offsets.len().saturating_sub(1)).map(|group| (group, row(group)..row(group + 1)));
+    let larger = |(best, rows): (usize, Range<usize>), (group, other): (usize, Range<usize>)| {
+        if other.len() > rows.len() { (group, other) } else { (best, rows) }
+    };
+    groups.reduce(larger).unwrap_or((0, 0..0))
+}
+
 /// x `[R, C]` → the part of x that an output tile of a GEMM reads: [`SAMPLED_ROWS`] rows,
 /// `[128, depth]`, or as many columns, `[depth, 128]`, from [`first_sampled_row`] on. The
 /// contraction begins with its first element. Elements beyond x are zeros.
+///
+/// With offsets i32 `[G + 1]` as a second input, x is an operand of a grouped GEMM, and the sample
+/// that of the [`sampled_group`]: x `[R, C]` has groups of rows, of which rows are sampled or, for
+/// [`Axis::Column`], the contraction goes through; x `[G, N, K]` is a stack of matrices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SampleOperand {
     /// Axis of the contraction: rows of x for [`Axis::Row`], columns for [`Axis::Column`].
@@ -43,9 +66,22 @@ impl OpRule for SampleOperand {
     }
 
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
-        let check = Check::count(self.name(), inputs, &["x"])?;
+        let names = if inputs.len() > 1 { &["x", "offsets"][..] } else { &["x"] };
+        let check = Check::count(self.name(), inputs, names)?;
         let dtype = check.same_float(&[0])?;
-        check.rank(0, 2)?;
+        match (inputs[0].shape.0.len(), names.len()) {
+            (3, 2) => {
+                let groups = offsets_groups(&check, 1)?;
+                check.shape(0, &Shape([&[groups], &inputs[0].shape.0[1..]].concat()))?;
+            }
+            (_, 2) => {
+                offsets_groups(&check, 1)?;
+                check.rank(0, 2)?;
+            }
+            _ => {
+                check.rank(0, 2)?;
+            }
+        }
         let shape = match self.axis {
             Axis::Row => Shape::new([SAMPLED_ROWS, self.depth]),
             Axis::Column => Shape::new([self.depth, SAMPLED_ROWS]),
@@ -64,6 +100,10 @@ impl OpRule for SampleOperand {
 /// samples, and the sum of squares of the difference between the product of the quantized operands
 /// and this product. The contraction ends with the shorter sample. If the formats have a transform,
 /// both do: the product of transformed operands is the product of the operands.
+///
+/// With offsets i32 `[G + 1]` as the last input, the GEMM is a grouped one (see
+/// [`super::ScaledGroupedGemm`] for the shapes of planes), and the tile that of the
+/// [`sampled_group`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProductError {
     /// GEMM of the linear layer.
@@ -90,6 +130,16 @@ impl ProductError {
     pub fn data_inputs(&self) -> [usize; 2] {
         [2, 2 + Storage::plane_count(&self.a)]
     }
+
+    /// Input index of the offsets of a grouped GEMM.
+    pub fn offsets_input(&self) -> usize {
+        self.data_inputs()[1] + Storage::plane_count(&self.b)
+    }
+}
+
+fn offsets_groups(check: &Check<'_>, index: usize) -> Result<Dim, OpError> {
+    let expected = || check.error("offsets of groups, i32", "another input".to_string());
+    groups_of(check, index)?.ok_or_else(expected)
 }
 
 impl OpRule for ProductError {
@@ -106,7 +156,13 @@ impl OpRule for ProductError {
         let counts = [&self.a, &self.b].map(Storage::plane_count);
         let mut names = vec!["a_sample", "b_sample"];
         names.extend(counts.iter().flat_map(|&count| &planes[..count]));
+        let is_grouped = inputs.len() > names.len();
+        names.extend(is_grouped.then_some("offsets"));
         let check = Check::count(self.name(), inputs, &names)?;
+        let groups = match is_grouped {
+            true => Some(offsets_groups(&check, self.offsets_input())?),
+            false => None,
+        };
         let operands = self.axes().into_iter().zip([self.a, self.b]).zip(self.data_inputs());
         for (index, ((axis, format), data)) in operands.enumerate() {
             let along = if axis == Axis::Column { 1 } else { 0 };
@@ -114,8 +170,24 @@ impl OpRule for ProductError {
                 let expected = format!("{SAMPLED_ROWS} {}s in sample {index}", axis.name());
                 return Err(check.error(expected, inputs[index].shape.to_string()));
             }
-            let shape = check.rank(data, 2)?;
-            check.planes(data, &planes_of(&check, format, Axis::Row, [shape[0], shape[1]])?)?;
+            let planes = match groups {
+                Some(groups) if index == 1 && self.kind != GemmKind::Wgrad => {
+                    let shape = check.rank(data, 3)?;
+                    let matrix = [shape[1], shape[2]];
+                    stacked_planes_of(&check, format, Axis::Row, &[groups], matrix)?
+                }
+                groups => {
+                    let shape = check.rank(data, 2)?;
+                    let matrix = [shape[0], shape[1]];
+                    match groups {
+                        Some(groups) => {
+                            grouped_planes_of(&check, format, Axis::Row, groups, matrix)?
+                        }
+                        None => planes_of(&check, format, Axis::Row, matrix)?,
+                    }
+                }
+            };
+            check.planes(data, &planes)?;
         }
         let kind = OutputKind::Statistic;
         let (suffix, shape) = ("".into(), Shape::new([2]));

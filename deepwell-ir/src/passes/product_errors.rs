@@ -1,7 +1,9 @@
 //! Measures the error of quantized GEMMs: adds nodes that compare a tile of each product with the
 //! product of the unquantized operands.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+
+use deepwell_precision::QuantFormat;
 
 use crate::ops::{Axis, ProductError, SAMPLED_ROWS, SampleOperand};
 use crate::{
@@ -13,9 +15,9 @@ use crate::{
 const DEPTH_MAX: usize = 8192;
 const TOKENS_MAX: usize = 2048;
 
-/// Adds a [`ProductError`] for every GEMM of two quantized matrices, before the GEMM, and a
-/// [`SampleOperand`] of each of its operands. Neighbouring nodes that another pass fuses stay
-/// neighbours. Grouped GEMMs have none.
+/// Adds a [`ProductError`] for every GEMM of quantized operands, grouped or not, before the GEMM,
+/// and a [`SampleOperand`] of each of its operands. Neighbouring nodes that another pass fuses stay
+/// neighbours.
 ///
 /// # Errors
 /// A graph that is not at [`Stage::Quantized`].
@@ -47,54 +49,108 @@ pub fn measure_products(graph: &Graph) -> Result<Graph, IrError> {
 }
 
 fn is_gemm(node: &Node) -> bool {
-    matches!(node.op, Op::ScaledGemm(_))
+    matches!(node.op, Op::ScaledGemm(_) | Op::ScaledGroupedGemm(_))
 }
 
 fn quantizes(node: &Node) -> bool {
     matches!(node.op, Op::Quantize(_) | Op::StochasticRound(_) | Op::Amax(_) | Op::Collective(_))
 }
 
+/// A GEMM of quantized operands.
+struct Gemm {
+    kind: GemmKind,
+    formats: [QuantFormat; 2],
+    /// Input indices of the data of both operands.
+    data: [usize; 2],
+    plane_inputs: usize,
+    /// Offsets of the groups of a grouped GEMM.
+    offsets: Option<TensorId>,
+}
+
+impl Gemm {
+    fn of(node: &Node) -> Option<Gemm> {
+        Some(match &node.op {
+            Op::ScaledGemm(op) => Gemm {
+                kind: op.kind,
+                formats: [op.a, op.b],
+                data: [0, op.b_input()],
+                plane_inputs: op.plane_inputs(),
+                offsets: None,
+            },
+            Op::ScaledGroupedGemm(op) => Gemm {
+                kind: op.kind,
+                formats: [op.a, op.b],
+                data: [0, op.b_input()],
+                plane_inputs: op.plane_inputs(),
+                offsets: Some(node.inputs[op.plane_inputs()]),
+            },
+            _ => return None,
+        })
+    }
+}
+
+/// How a tensor is sampled: along the axis of a contraction, of one of the groups of the offsets.
+type Sampling = (Axis, Option<TensorId>);
+
 struct Rewrite<'a> {
     source: &'a Graph,
     result: Graph,
-    /// Axes along which GEMMs contract each tensor that is no parameter.
-    wanted: HashMap<TensorId, Vec<Axis>>,
-    samples: HashMap<(TensorId, Axis), TensorId>,
+    /// How GEMMs read each tensor that is no parameter.
+    wanted: HashMap<TensorId, Vec<Sampling>>,
+    samples: HashMap<(TensorId, Sampling), TensorId>,
+    /// Tensors that nodes computed so far.
+    computed: HashSet<TensorId>,
     /// Outputs of nodes since the last samples.
     pending: Vec<TensorId>,
 }
 
 impl<'a> Rewrite<'a> {
     fn new(source: &'a Graph) -> Rewrite<'a> {
-        let mut wanted: HashMap<TensorId, Vec<Axis>> = HashMap::new();
-        for (op, node) in source.nodes.iter().filter_map(|node| Some((gemm_of(node)?, node))) {
-            for index in [0, op.b_input()] {
+        let mut wanted: HashMap<TensorId, Vec<Sampling>> = HashMap::new();
+        for (gemm, node) in source.nodes.iter().filter_map(|node| Some((Gemm::of(node)?, node))) {
+            for index in gemm.data {
                 let Some((of, axis)) = operand(source, node.inputs[index]) else { continue };
-                let axes = wanted.entry(of).or_default();
-                if !axes.contains(&axis) {
-                    axes.push(axis);
+                let samplings = wanted.entry(of).or_default();
+                if !samplings.contains(&(axis, gemm.offsets)) {
+                    samplings.push((axis, gemm.offsets));
                 }
             }
         }
         let result = Graph { nodes: Vec::new(), ..source.clone() };
-        Rewrite { source, result, wanted, samples: HashMap::new(), pending: Vec::new() }
+        let (samples, computed) = (HashMap::new(), HashSet::new());
+        Rewrite { source, result, wanted, samples, computed, pending: Vec::new() }
     }
 
     /// Adds the samples of the tensors that were computed since the last samples.
     fn sample_pending(&mut self) {
-        for tensor in std::mem::take(&mut self.pending) {
+        let pending = std::mem::take(&mut self.pending);
+        self.computed.extend(&pending);
+        for tensor in pending {
             let template = self.result.nodes.last().cloned();
-            let axes = self.wanted.get(&tensor).cloned().unwrap_or_default();
-            for (axis, template) in axes.into_iter().zip(template.iter().cycle()) {
-                self.sample(tensor, axis, template);
+            let samplings = self.wanted.get(&tensor).cloned().unwrap_or_default();
+            // Offsets of a later pass are not known yet; the GEMM then takes the sample.
+            let is_known = |(_, offsets): &Sampling| {
+                offsets.is_none_or(|offsets| self.computed.contains(&offsets))
+            };
+            let samplings: Vec<Sampling> = samplings.into_iter().filter(is_known).collect();
+            for (sampling, template) in samplings.into_iter().zip(template.iter().cycle()) {
+                self.sample(tensor, sampling, template);
             }
         }
     }
 
-    /// Adds the sample of a tensor along an axis, in the phase of `template`.
-    fn sample(&mut self, tensor: TensorId, axis: Axis, template: &Node) -> TensorId {
+    /// Adds a sample of a tensor, in the phase of `template`.
+    fn sample(
+        &mut self,
+        tensor: TensorId,
+        (axis, offsets): Sampling,
+        template: &Node,
+    ) -> TensorId {
         let of = self.source.tensor(tensor);
-        let along = of.shape.0[if axis == Axis::Column { 0 } else { 1 }];
+        let [rows, columns] = of.shape.0[of.shape.0.len().saturating_sub(2)..] else {
+            unreachable!("operands of GEMMs are matrices, as the pass before has seen")
+        };
+        let along = if axis == Axis::Column { rows } else { columns };
         let depth = along.as_fixed().map_or(TOKENS_MAX, |fixed| fixed.min(DEPTH_MAX));
         let shape = match axis {
             Axis::Column => Shape::new([depth, SAMPLED_ROWS]),
@@ -106,13 +162,13 @@ impl<'a> Rewrite<'a> {
         self.result.nodes.push(Node {
             name,
             op: SampleOperand { axis, depth }.into(),
-            inputs: vec![tensor],
+            inputs: [tensor].into_iter().chain(offsets).collect(),
             outputs: vec![sample],
             recompute: false,
             repeats: false,
             ..template.clone()
         });
-        self.samples.insert((tensor, axis), sample);
+        self.samples.insert((tensor, (axis, offsets)), sample);
         sample
     }
 
@@ -123,22 +179,26 @@ impl<'a> Rewrite<'a> {
 
     /// Adds the error of a GEMM.
     fn measure(&mut self, node: &Node) {
-        let Some(op) = gemm_of(node) else { return };
-        let operands = [0, op.b_input()].map(|index| operand(self.source, node.inputs[index]));
+        let Some(gemm) = Gemm::of(node) else { return };
+        let Gemm { kind, formats: [a_format, b_format], plane_inputs, offsets, .. } = gemm;
+        let operands = gemm.data.map(|index| operand(self.source, node.inputs[index]));
         let [Some(a), Some(b)] = operands else { return };
-        let Some(weight) = self.weight(node, op.kind, b.0) else { return };
-        let samples = [a, b].map(|(tensor, axis)| match self.samples.get(&(tensor, axis)) {
-            Some(&sample) => sample,
-            // Parameters do not change within a step.
-            None => self.sample(tensor, axis, node),
+        let Some(weight) = self.weight(node, kind, b.0) else { return };
+        let samples = [a, b].map(|(tensor, axis)| {
+            let sampling = (axis, offsets);
+            match self.samples.get(&(tensor, sampling)) {
+                Some(&sample) => sample,
+                // Parameters do not change within a step.
+                None => self.sample(tensor, sampling, node),
+            }
         });
         let name = format!("{}.product_error", node.name);
         let error = self.statistic(&name, Shape::new([2]), crate::DType::F32);
-        let planes = &node.inputs[..op.plane_inputs()];
+        let planes = &node.inputs[..plane_inputs];
         self.result.nodes.push(Node {
             name,
-            op: ProductError { kind: op.kind, weight, a: op.a, b: op.b }.into(),
-            inputs: samples.into_iter().chain(planes.iter().copied()).collect(),
+            op: ProductError { kind, weight, a: a_format, b: b_format }.into(),
+            inputs: samples.into_iter().chain(planes.iter().copied()).chain(offsets).collect(),
             outputs: vec![error],
             recompute: false,
             repeats: false,
@@ -155,13 +215,6 @@ impl<'a> Rewrite<'a> {
         };
         let parameter = self.source.tensor(parameter);
         matches!(parameter.kind, TensorKind::Parameter { .. }).then(|| parameter.name.clone())
-    }
-}
-
-fn gemm_of(node: &Node) -> Option<&crate::ops::ScaledGemm> {
-    match &node.op {
-        Op::ScaledGemm(op) => Some(op),
-        _ => None,
     }
 }
 

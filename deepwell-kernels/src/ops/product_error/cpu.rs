@@ -1,9 +1,10 @@
 //! Samples of operands and the error of products, on the CPU.
 
-use deepwell_ir::ops::{Axis, ProductError, SAMPLED_ROWS, first_sampled_row};
+use deepwell_ir::ops::{Axis, ProductError, SAMPLED_ROWS};
 use deepwell_ir::{ALIGNMENT_BYTES, KernelRequest, Op, Storage};
 use deepwell_precision::{QuantFormat, ScaleFormat, e8m0, packed, scale_tiles, ue4m3};
 
+use super::window::Part;
 use crate::KernelError;
 use crate::runtime::cpu::arena::{Arena, In};
 use crate::runtime::cpu::element::Element;
@@ -12,24 +13,31 @@ use crate::runtime::cpu::operands::{Operands, Run, by_float};
 
 pub(super) fn prepare_sample(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let Op::SampleOperand(op) = op else { return Err(operands.unknown_kernel()) };
-    let &[rows, columns] = operands.shape(0) else {
-        return Err(operands.unexpected(0, "a matrix"));
+    let shape = operands.shape(0);
+    let &[.., rows, columns] = shape else {
+        return Err(operands.unexpected(0, "a matrix or a stack of matrices"));
     };
+    let offsets = offsets_of(operands, 1)?;
+    let part = Part::of_source(shape, op.axis, offsets.is_some());
     let is_column = op.axis == Axis::Column;
-    let outer = if is_column { columns } else { rows };
-    let first = first_sampled_row(outer);
     let width = if is_column { SAMPLED_ROWS } else { op.depth };
+    let sizes = if is_column { [columns, rows] } else { [rows, columns] };
     by_float!(operands, 0, E => {
         let x = operands.input::<E>(0)?;
         let sample = operands.target::<E>(operands.output(0))?;
         Ok(Box::new(move |arena| {
-            let x = x.of(arena);
-            let (row0, column0) = if is_column { (0, first) } else { (first, 0) };
+            let window = part.window(offsets_in(&offsets, arena), sizes);
+            let x = &x.of(arena)[window.matrix * rows * columns..];
             for (row, target) in sample.of(arena).chunks_mut(width).enumerate() {
                 for (column, target) in target.iter_mut().enumerate() {
-                    let (row, column) = (row0 + row, column0 + column);
-                    let exists = row < rows && column < columns;
-                    *target = if exists { x[row * columns + column] } else { E::from_f32(0.0) };
+                    let place = match is_column {
+                        true => window.at(column, row).map(|[outer, along]| [along, outer]),
+                        false => window.at(row, column),
+                    };
+                    *target = match place {
+                        Some([row, column]) => x[row * columns + column],
+                        None => E::from_f32(0.0),
+                    };
                 }
             }
             Ok(())
@@ -37,11 +45,21 @@ pub(super) fn prepare_sample(operands: &Operands<'_>, op: &Op) -> Result<Run, Ke
     })
 }
 
+/// The offsets of groups, where the input at this index is there.
+fn offsets_of(operands: &Operands<'_>, index: usize) -> Result<Option<In<i32>>, KernelError> {
+    (operands.output(0) > index).then(|| operands.input(index)).transpose()
+}
+
+fn offsets_in<'a>(offsets: &Option<In<i32>>, arena: &'a Arena) -> &'a [i32] {
+    offsets.as_ref().map_or(&[], |offsets| offsets.of(arena))
+}
+
 /// Planes of a quantized operand.
 struct Planes {
     data: In<u8>,
     scales: In<u8>,
     tensor_scale: Option<In<f32>>,
+    part: Part,
     outer: usize,
     k: usize,
     format: QuantFormat,
@@ -52,39 +70,46 @@ impl Planes {
         operands: &Operands<'_>,
         first: usize,
         format: QuantFormat,
+        part: Part,
     ) -> Result<Planes, KernelError> {
-        let &[outer, k] = operands.shape(first) else {
-            return Err(operands.unexpected(first, "a matrix"));
+        let &[.., outer, k] = operands.shape(first) else {
+            return Err(operands.unexpected(first, "a matrix or a stack of matrices"));
         };
         let tensor_scale = match Storage::plane_count(&format) {
             3 => Some(operands.input(first + 2)?),
             _ => None,
         };
         let (data, scales) = (operands.input(first)?, operands.input(first + 1)?);
-        Ok(Planes { data, scales, tensor_scale, outer, k, format })
+        Ok(Planes { data, scales, tensor_scale, part, outer, k, format })
     }
 
     /// Writes the sampled rows, `[128, depth]`; zeros beyond the operand.
-    fn dequantize(&self, arena: &Arena, depth: usize, target: &mut [f32]) {
-        let &Planes { outer: rows, k, format, .. } = self;
-        let (data, scales) = (self.data.of(arena), self.scales.of(arena));
-        let tensor_scale = self.tensor_scale.as_ref().map_or(1.0, |scale| scale.of(arena)[0]);
+    fn dequantize(&self, arena: &Arena, offsets: &[i32], depth: usize, target: &mut [f32]) {
+        let &Planes { outer: rows, k, format, part, .. } = self;
+        let window = part.window(offsets, [rows, k]);
+        let tensor_scale = self.tensor_scale.as_ref();
+        let tensor_scale = tensor_scale.map_or(1.0, |scale| scale.of(arena)[window.group]);
         let every = format.scale.stored_every();
-        let first = first_sampled_row(rows);
+        let row_bytes = match format.scale {
+            ScaleFormat::Ue4m3(_) => packed::fp4_len(1, k),
+            _ => k,
+        };
+        let tiles = scale_tiles::tiled_len(rows, k.div_ceil(every));
+        let data = &self.data.of(arena)[window.matrix * rows * row_bytes..];
+        let scales = &self.scales.of(arena)[window.matrix * tiles..];
         for (row, target) in target.chunks_mut(depth.max(1)).enumerate() {
             for (along, target) in target.iter_mut().enumerate() {
-                let outer = first + row;
-                if outer >= rows || along >= k {
+                let Some([outer, along]) = window.at(row, along) else {
                     *target = 0.0;
                     continue;
-                }
+                };
                 let place = scale_tiles::offset(outer, along / every, k.div_ceil(every));
                 let (code, scale) = match format.scale {
                     ScaleFormat::Ue4m3(_) => {
-                        let byte = data[outer * packed::fp4_len(1, k) + along / 2];
+                        let byte = data[outer * row_bytes + along / 2];
                         (byte >> (along % 2 * 4) & 0xF, ue4m3::decode(scales[place]))
                     }
-                    _ => (data[outer * k + along], e8m0::decode(scales[place])),
+                    _ => (data[outer * row_bytes + along], e8m0::decode(scales[place])),
                 };
                 *target = format.element.decode(code) * scale * tensor_scale;
             }
@@ -110,7 +135,12 @@ pub(super) fn prepare_error(operands: &Operands<'_>, op: &Op) -> Result<Run, Ker
     let Op::ProductError(op) = op else { return Err(operands.unknown_kernel()) };
     let axes = op.axes();
     let [a_planes, b_planes] = op.data_inputs();
-    let planes = [Planes::new(operands, a_planes, op.a)?, Planes::new(operands, b_planes, op.b)?];
+    let offsets = offsets_of(operands, op.offsets_input())?;
+    let part = |index| Part::of_planes(op, index, offsets.is_some());
+    let planes = [
+        Planes::new(operands, a_planes, op.a, part(0))?,
+        Planes::new(operands, b_planes, op.b, part(1))?,
+    ];
     let depth = depth(op, |index| operands.shape(index));
     let sums = operands.target::<f32>(operands.output(0))?;
     let workspace = operands.workspace::<u8>()?;
@@ -122,8 +152,9 @@ pub(super) fn prepare_error(operands: &Operands<'_>, op: &Op) -> Result<Run, Ker
             let (x, y, x_quantized, y_quantized) = (rows(), rows(), rows(), rows());
             rows_of_sample(a.of(arena), axes[0], depth, x);
             rows_of_sample(b.of(arena), axes[1], depth, y);
-            planes[0].dequantize(arena, depth, x_quantized);
-            planes[1].dequantize(arena, depth, y_quantized);
+            let offsets = offsets_in(&offsets, arena);
+            planes[0].dequantize(arena, offsets, depth, x_quantized);
+            planes[1].dequantize(arena, offsets, depth, y_quantized);
             sums.of(arena).copy_from_slice(&errors([x, y], [x_quantized, y_quantized], depth));
             Ok(())
         }))
@@ -136,7 +167,7 @@ pub(super) fn depth<'a>(op: &ProductError, shape: impl Fn(usize) -> &'a [usize])
         let along = if op.axes()[index] == Axis::Column { 0 } else { 1 };
         shape(index).get(along).copied().unwrap_or(0)
     };
-    let of_operand = |index: usize| shape(index).get(1).copied().unwrap_or(0);
+    let of_operand = |index: usize| shape(index).last().copied().unwrap_or(0);
     let [a, b] = op.data_inputs().map(of_operand);
     of_sample(0).min(of_sample(1)).min(a).min(b)
 }

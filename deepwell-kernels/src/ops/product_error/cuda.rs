@@ -5,6 +5,7 @@ use deepwell_ir::{DType, Op, Storage};
 use deepwell_precision::QuantFormat;
 
 use super::cpu;
+use super::window::Part;
 use crate::KernelError;
 use crate::runtime::cuda::driver::{Argument, DevicePtr};
 use crate::runtime::cuda::prepare::{CallView, Device, Step};
@@ -30,11 +31,13 @@ fn prepare_sample(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<St
         return Err(call.refuse("expected a sample of an operand"));
     };
     let (x, sample) = (call.input(0), call.output(0));
-    let (&[rows, columns], &[window_rows, window_columns]) =
+    let (&[.., rows, columns], &[window_rows, window_columns]) =
         (x.shape.as_slice(), sample.shape.as_slice())
     else {
         return Err(call.refuse("expected matrices"));
     };
+    let (is_grouped, groups) = groups_of(call, 1);
+    let part = Part::of_source(&x.shape, op.axis, is_grouped);
     let first = match op.axis {
         Axis::Column => [0, first_sampled_row(columns)],
         _ => [first_sampled_row(rows), 0],
@@ -44,7 +47,20 @@ fn prepare_sample(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<St
     let sizes = [rows, columns, first[0], first[1], window_rows, window_columns];
     let mut arguments = vec![x.argument(), sample.argument()];
     arguments.extend(sizes.map(|size| Argument::U32(size as u32)));
+    arguments.extend(groups);
+    arguments.push(Argument::U32(part as u32));
     Ok(vec![Device::launch(function, window_rows as u32, THREADS, 0, arguments)])
+}
+
+/// Whether a call has offsets of groups, as the input at this index; offsets and their number as
+/// arguments.
+fn groups_of(call: &CallView<'_>, index: usize) -> (bool, [Argument; 2]) {
+    let is_grouped = call.call.input_count > index;
+    let (offsets, groups) = match is_grouped {
+        true => (call.input(index).pointer, call.input(index).elements().saturating_sub(1)),
+        false => (DevicePtr(0), 0),
+    };
+    (is_grouped, [Argument::Pointer(offsets), Argument::U32(groups as u32)])
 }
 
 fn prepare_error(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
@@ -53,12 +69,15 @@ fn prepare_error(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Ste
     };
     let function = device.function("product_error", "product_error", 0)?;
     let mut arguments = Vec::new();
+    let (is_grouped, groups) = groups_of(call, op.offsets_input());
     for index in 0..2 {
-        arguments.extend(operand(call, op, index)?);
+        let part = Part::of_planes(op, index, is_grouped);
+        arguments.extend(operand(call, op, (index, part))?);
     }
     let shapes: Vec<Vec<usize>> =
         (0..call.call.input_count).map(|index| call.input(index).shape).collect();
     let depth = cpu::depth(op, |index| &shapes[index]);
+    arguments.extend(groups);
     arguments.extend([
         Argument::U32(depth as u32),
         Argument::Pointer(call.workspace().0),
@@ -72,12 +91,12 @@ fn prepare_error(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Ste
 fn operand(
     call: &CallView<'_>,
     op: &ProductError,
-    index: usize,
+    (index, part): (usize, Part),
 ) -> Result<Vec<Argument>, KernelError> {
     let (sample, first) = (call.input(index), op.data_inputs()[index]);
     let format = [op.a, op.b][index];
     let data = call.input(first);
-    let (&[_, width], &[outer, k]) = (sample.shape.as_slice(), data.shape.as_slice()) else {
+    let (&[_, width], &[.., outer, k]) = (sample.shape.as_slice(), data.shape.as_slice()) else {
         return Err(call.refuse("expected matrices"));
     };
     let strides = match op.axes()[index] {
@@ -94,5 +113,6 @@ fn operand(
     arguments.extend([data.argument(), call.input(first + 1).argument(), tensor_scale]);
     let sizes = [outer, k, first_sampled_row(outer)];
     arguments.extend(sizes.map(|size| Argument::U32(size as u32)));
+    arguments.push(Argument::U32(part as u32));
     Ok(arguments)
 }

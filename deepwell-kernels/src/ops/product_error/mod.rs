@@ -4,6 +4,7 @@
 mod cpu;
 mod cuda;
 pub mod oracle;
+mod window;
 
 use super::OpKernels;
 use crate::runtime::cpu::CpuKernel;

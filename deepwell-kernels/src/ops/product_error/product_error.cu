@@ -1,7 +1,8 @@
 // The error of a quantized GEMM on one tile of its output, 128 x 128: the sum of squares of the
 // product of samples of the unquantized operands, and of the difference between the product of the
 // quantized operands and this product. Products accumulate in FP32 along the contraction, sums in
-// FP64 in a fixed order.
+// FP64 in a fixed order. The tile of a grouped GEMM is that of one group
+// (layout/sampled_group.cuh).
 //
 // A CTA has 16 x 16 elements of the tile, each thread one. The contraction goes through shared
 // memory in steps of 64 elements.
@@ -12,6 +13,7 @@
 #include "common/types.cuh"
 #include "layout/e8m0.cuh"
 #include "layout/nvfp4_block.cuh"
+#include "layout/sampled_group.cuh"
 #include "layout/scale_tile.cuh"
 
 constexpr uint32 kRows = 128;     // of the tile
@@ -30,8 +32,8 @@ struct Sample {
     uint32 is_f32;
 };
 
-// A quantized operand [outer, k], from its row `first` on: E2M1 with UE4M3 scales of 16 elements
-// and a tensor scale, or E4M3 with E8M0 scales of 32.
+// A quantized operand [outer, k], from its row `first` and its element `first_along` of a row on:
+// E2M1 with UE4M3 scales of 16 elements and a tensor scale, or E4M3 with E8M0 scales of 32.
 struct Quantized {
     const uint8* data;
     const uint8* scales;
@@ -39,6 +41,32 @@ struct Quantized {
     uint32 outer;
     uint32 k;
     uint32 first;
+    uint32 first_along;
+    uint32 end_along;
+
+    __device__ __forceinline__ uint32 scale_tiles_across() const {
+        const uint32 elements = 4 * (tensor_scale == nullptr ? 32 : kFp4Block);
+        return (k + elements - 1) / elements;
+    }
+
+    // Narrows the operand to what a group has of it.
+    __device__ __forceinline__ void narrow(const SampledGroup& group, Sampled part) {
+        if (part == Sampled::kRows) {
+            first = group.first_sampled();
+            outer = group.end;
+        } else if (part == Sampled::kAlong) {
+            first_along = group.first;
+            end_along = group.end;
+        } else {
+            const uint64 matrix = group.group;
+            const uint32 down = (outer + kScaleTileRows - 1) / kScaleTileRows;
+            data += matrix * outer * (tensor_scale == nullptr ? k : (k + 1) / 2);
+            scales += matrix * down * scale_tiles_across() * kScaleTileBytes;
+        }
+        if (tensor_scale != nullptr) {
+            tensor_scale += group.group;
+        }
+    }
 };
 
 struct Operand {
@@ -67,15 +95,16 @@ __device__ __forceinline__ float e4m3_to_f32(uint32 code) {
 
 __device__ __forceinline__ uint8 scale_at(const Quantized& from, uint32 outer, uint32 along,
                                           uint32 every) {
-    const uint32 across = (from.k + 4 * every - 1) / (4 * every);
-    const uint64 tile = static_cast<uint64>(outer / kScaleTileRows) * across + along / (4 * every);
+    const uint64 tile =
+        static_cast<uint64>(outer / kScaleTileRows) * from.scale_tiles_across() +
+        along / (4 * every);
     return from.scales[tile * kScaleTileBytes + scale_row_place(outer % kScaleTileRows) +
                        along / every % 4];
 }
 
-__device__ __forceinline__ float dequantized(const Quantized& from, uint32 row, uint32 along) {
-    const uint32 outer = from.first + row;
-    if (outer >= from.outer || along >= from.k) {
+__device__ __forceinline__ float dequantized(const Quantized& from, uint32 row, uint32 place) {
+    const uint32 outer = from.first + row, along = from.first_along + place;
+    if (outer >= from.outer || along >= from.end_along) {
         return 0.0f;
     }
     if (from.tensor_scale == nullptr) {
@@ -144,18 +173,26 @@ __device__ __forceinline__ void measure(const Operand& a, const Operand& b, uint
     }
 }
 
-// Samples and quantized operands of a and b; `depth` elements of the contraction; partials
-// [2, 64]; arrivals [1], zero before and after the launch; sums [2]. 64 CTAs.
+// Samples and quantized operands of a and b; offsets [groups + 1] of a grouped GEMM, and what a
+// group has of each operand; `depth` elements of the contraction; partials [2, 64]; arrivals [1],
+// zero before and after the launch; sums [2]. 64 CTAs.
 extern "C" __global__ void __launch_bounds__(kThreads)
     product_error(const void* a, uint32 a_row_stride, uint32 a_along_stride, uint32 a_is_f32,
                   const uint8* a_data, const uint8* a_scales, const float* a_tensor_scale,
-                  uint32 a_outer, uint32 a_k, uint32 a_first, const void* b, uint32 b_row_stride,
-                  uint32 b_along_stride, uint32 b_is_f32, const uint8* b_data,
-                  const uint8* b_scales, const float* b_tensor_scale, uint32 b_outer, uint32 b_k,
-                  uint32 b_first, uint32 depth, double* partials, uint32* arrivals, float* sums) {
-    const Operand of_a = {{a, a_row_stride, a_along_stride, a_is_f32},
-                          {a_data, a_scales, a_tensor_scale, a_outer, a_k, a_first}};
-    const Operand of_b = {{b, b_row_stride, b_along_stride, b_is_f32},
-                          {b_data, b_scales, b_tensor_scale, b_outer, b_k, b_first}};
+                  uint32 a_outer, uint32 a_k, uint32 a_first, uint32 a_part, const void* b,
+                  uint32 b_row_stride, uint32 b_along_stride, uint32 b_is_f32,
+                  const uint8* b_data, const uint8* b_scales, const float* b_tensor_scale,
+                  uint32 b_outer, uint32 b_k, uint32 b_first, uint32 b_part,
+                  const int32* __restrict__ offsets, uint32 groups, uint32 depth, double* partials,
+                  uint32* arrivals, float* sums) {
+    Operand of_a = {{a, a_row_stride, a_along_stride, a_is_f32},
+                    {a_data, a_scales, a_tensor_scale, a_outer, a_k, a_first, 0, a_k}};
+    Operand of_b = {{b, b_row_stride, b_along_stride, b_is_f32},
+                    {b_data, b_scales, b_tensor_scale, b_outer, b_k, b_first, 0, b_k}};
+    if (groups > 0) {
+        const SampledGroup group = sampled_group(offsets, groups);
+        of_a.quantized.narrow(group, static_cast<Sampled>(a_part));
+        of_b.quantized.narrow(group, static_cast<Sampled>(b_part));
+    }
     measure(of_a, of_b, depth, partials, arrivals, sums);
 }

@@ -153,6 +153,198 @@ fn check_error(gpu: &mut Gpu, [m, n, k]: [usize; 3], kind: GemmKind, format: Qua
     assert!(k == 0 || expected[1] > 1e-5 * expected[0], "{what}: no error to measure");
 }
 
+/// Groups whose largest begins anywhere: in the middle, at the start, last, and of equals the first.
+const GROUPS: [&[usize]; 5] =
+    [&[128, 0, 384, 256], &[512, 128], &[0, 0, 256], &[128, 256, 256], &[0, 0]];
+
+fn offsets_of(groups: &[usize]) -> Vec<i32> {
+    let ends = groups.iter().scan(0, |end, rows| {
+        *end += *rows as i32;
+        Some(*end)
+    });
+    [0].into_iter().chain(ends).collect()
+}
+
+/// Rows of a group, and how many are before those of the tile.
+fn sampled(groups: &[usize]) -> (usize, std::ops::Range<usize>) {
+    let offsets = offsets_of(groups);
+    let most = groups.iter().max().expect("a group");
+    let group = groups.iter().position(|rows| rows == most).expect("the largest");
+    (group, offsets[group] as usize..offsets[group + 1] as usize)
+}
+
+/// Samples of rows of groups, along both axes, and of a stack of matrices.
+fn check_sample_of_group(gpu: &mut Gpu, groups: &[usize], [columns, depth]: [usize; 2]) {
+    let offsets = HostTensor::i32(&[groups.len() + 1], &offsets_of(groups));
+    let rows = groups.iter().sum::<usize>() + 40;
+    let (group, of_group) = sampled(groups);
+    for axis in [Axis::Row, Axis::Column] {
+        let sizes = match axis {
+            Axis::Column => [depth, SAMPLED_ROWS],
+            _ => [SAMPLED_ROWS, depth],
+        };
+        let x = uniform(rows * columns, 3, 4.0);
+        let of_rows = &x[of_group.start * columns..of_group.end * columns];
+        let stack = uniform(groups.len() * 140 * columns, 4, 4.0);
+        let matrix = &stack[group * 140 * columns..][..140 * columns];
+        for (source, shape, part, rows_of_part) in [
+            (&x, vec![rows, columns], of_rows, of_group.len()),
+            (&stack, vec![groups.len(), 140, columns], matrix, 140),
+        ] {
+            let expected = window(part, [rows_of_part, columns], axis, depth);
+            for dtype in [DType::Bf16, DType::F32] {
+                let inputs = [HostTensor::from_f32(dtype, &shape, source), offsets.clone()];
+                let expected = HostTensor::from_f32(dtype, &sizes, &expected);
+                let output = HostTensor::output(dtype, &sizes);
+                let op = SampleOperand { axis, depth };
+                let got = gpu.run(op, &inputs, &[output], false, 1).remove(0);
+                assert!(got == expected, "{groups:?} {shape:?} {axis:?} {dtype}");
+            }
+        }
+    }
+}
+
+/// The error of a grouped GEMM: as that of the GEMM of the largest group, whose operands are
+/// those of this group alone.
+fn check_error_of_group(
+    gpu: &mut Gpu,
+    groups: &[usize],
+    [n, k]: [usize; 2],
+    kind: GemmKind,
+    format: QuantFormat,
+) {
+    let op = ProductError { kind, weight: "w".to_string(), a: format, b: format };
+    let (group, rows) = sampled(groups);
+    let is_wgrad = kind == GemmKind::Wgrad;
+    let depth = if is_wgrad { 300 } else { k + 5 };
+    let operand = |of: usize, shape: [usize; 2], index: usize| {
+        let source = [(DType::Bf16, 10), (DType::F32, 20)][index];
+        let source = (source.0, source.1 + of as u64);
+        Operand::new(shape, op.axes()[index], format, source, depth)
+    };
+    // Operands of groups, and of the rows that no group has.
+    let of_rows = |outer: usize, index: usize| -> Vec<Operand> {
+        let shape = |&rows: &usize| if is_wgrad { [outer, rows] } else { [rows, outer] };
+        let all = groups.iter().chain(&[128]).map(shape).enumerate();
+        all.map(|(of, shape)| operand(of, shape, index)).collect()
+    };
+    let outer = |index: usize| if is_wgrad { [n, k][index] } else { k };
+    let (a, b) = match is_wgrad {
+        true => (of_rows(outer(0), 0), of_rows(outer(1), 1)),
+        false => {
+            let stack = (0..groups.len()).map(|of| operand(of, [n, k], 1)).collect();
+            (of_rows(outer(0), 0), stack)
+        }
+    };
+    let (of_a, of_b) = (&a[group], &b[group]);
+    let expected = oracle::product_error(
+        [&of_a.exact, &of_b.exact],
+        [&of_a.quantized, &of_b.quantized],
+        depth,
+    );
+    let all_rows = groups.iter().sum::<usize>() + 128;
+    let count = groups.len();
+    let mut inputs = vec![of_a.sample.clone(), of_b.sample.clone()];
+    inputs.extend(match is_wgrad {
+        true => joined(&a, [n, all_rows], true, count),
+        false => joined(&a, [all_rows, k], false, count),
+    });
+    inputs.extend(match is_wgrad {
+        true => joined(&b, [k, all_rows], true, count),
+        false => stacked(&b, [n, k]),
+    });
+    inputs.push(HostTensor::i32(&[count + 1], &offsets_of(groups)));
+    let output = HostTensor::output(DType::F32, &[2]);
+    let what = format!("{groups:?} {n}x{k} {op:?}");
+    let got = gpu.run(op, &inputs, &[output], false, 1).remove(0).to_f64();
+    for (got, expected) in got.iter().zip(expected) {
+        assert!((got - expected).abs() <= 1e-3 * expected, "{what}: {got} beside {expected}");
+    }
+    assert_eq!(expected[1] > 1e-5 * expected[0], !rows.is_empty(), "{what}: no error to measure");
+}
+
+/// Planes of operands below each other or, along the rows, beside each other; the last operand
+/// belongs to no group.
+fn joined(
+    operands: &[Operand],
+    shape: [usize; 2],
+    is_beside: bool,
+    groups: usize,
+) -> Vec<HostTensor> {
+    let plane = |index: usize| {
+        let planes = operands.iter().map(|operand| &operand.planes[index]);
+        // Lines of tiles of scales, or of elements.
+        let lines = match (is_beside, index) {
+            (false, _) => 1,
+            (true, 0) => shape[0],
+            (true, _) => shape[0].div_ceil(scale_tiles::TILE_ROWS),
+        };
+        let line = |line: usize| -> Vec<u8> {
+            let of = |plane: &HostTensor| {
+                let bytes = plane.bytes.len() / lines;
+                plane.bytes[line * bytes..][..bytes].to_vec()
+            };
+            planes.clone().flat_map(of).collect()
+        };
+        (0..lines).flat_map(line).collect::<Vec<u8>>()
+    };
+    let mut planes = with_shape(operands, &shape, [plane(0), plane(1)]);
+    if operands[0].planes.len() == 3 {
+        planes.push(tensor_scales(&operands[..groups]));
+    }
+    planes
+}
+
+/// Planes of matrices one after the other.
+fn stacked(operands: &[Operand], shape: [usize; 2]) -> Vec<HostTensor> {
+    let plane = |index: usize| -> Vec<u8> {
+        operands.iter().flat_map(|operand| operand.planes[index].bytes.clone()).collect()
+    };
+    let shape = [&[operands.len()], &shape[..]].concat();
+    let mut planes = with_shape(operands, &shape, [plane(0), plane(1)]);
+    if operands[0].planes.len() == 3 {
+        planes.push(tensor_scales(operands));
+    }
+    planes
+}
+
+fn with_shape(
+    operands: &[Operand],
+    shape: &[usize],
+    [data, scales]: [Vec<u8>; 2],
+) -> Vec<HostTensor> {
+    let [of_data, of_scales] = [0, 1].map(|index| operands[0].planes[index].dtype);
+    let block = if of_scales == DType::Ue4m3 { FP4_BLOCK } else { BLOCK };
+    let (stack, matrix) = shape.split_at(shape.len() - 2);
+    let tiles = scale_tiles::shape(matrix[0], matrix[1].div_ceil(block));
+    vec![
+        HostTensor::bytes(of_data, shape, &data),
+        HostTensor::bytes(of_scales, &[stack, &tiles[..]].concat(), &scales),
+    ]
+}
+
+fn tensor_scales(operands: &[Operand]) -> HostTensor {
+    let scales: Vec<f32> =
+        operands.iter().map(|operand| operand.planes[2].to_f64()[0] as f32).collect();
+    HostTensor::f32(&[operands.len(), 1], &scales)
+}
+
+trial!(groups_of_every_size);
+fn groups_of_every_size() {
+    let mut gpu = Gpu::open();
+    for groups in GROUPS {
+        for sizes in [[40, 48], [300, 520], [129, 100]] {
+            check_sample_of_group(&mut gpu, groups, sizes);
+        }
+        for kind in [GemmKind::Fprop, GemmKind::Dgrad, GemmKind::Wgrad] {
+            for format in [QuantFormat::NVFP4, QuantFormat::MXFP8] {
+                check_error_of_group(&mut gpu, groups, [130, 96], kind, format);
+                check_error_of_group(&mut gpu, groups, [40, 264], kind, format);
+            }
+        }
+    }
+}
+
 trial!(samples_of_every_size);
 fn samples_of_every_size() {
     let mut gpu = Gpu::open();
@@ -179,6 +371,7 @@ emulated! {
     sample_operand on Sm90a: |gpu| {
         check_sample(gpu, [300, 70], Axis::Row, 80);
         check_sample(gpu, [70, 300], Axis::Column, 80);
+        check_sample_of_group(gpu, &[128, 0, 384], [70, 80]);
     }
 }
 
@@ -186,5 +379,7 @@ emulated! {
     product_error on Sm90a: |gpu| {
         check_error(gpu, [400, 130, 144], GemmKind::Wgrad, QuantFormat::NVFP4);
         check_error(gpu, [130, 400, 96], GemmKind::Dgrad, QuantFormat::MXFP8);
+        check_error_of_group(gpu, &[128, 0, 384], [130, 96], GemmKind::Fprop, QuantFormat::NVFP4);
+        check_error_of_group(gpu, &[128, 0, 384], [130, 96], GemmKind::Wgrad, QuantFormat::MXFP8);
     }
 }
