@@ -11,7 +11,7 @@ use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
+use deepwell_ir::capture::{ExpertsConfig, LlamaConfig, capture_for_sequence};
 use deepwell_ir::{GemmKind, PrecisionPolicy};
 use deepwell_precision::GuardConfig;
 use deepwell_trainer::metrics::StepLine;
@@ -38,8 +38,17 @@ fn config() -> LlamaConfig {
     }
 }
 
-fn engine(policy: PrecisionPolicy) -> Engine {
-    let graph = capture_for_sequence(&config(), SEQ).expect("a graph");
+/// The same sizes in a mixture.
+fn mixture() -> LlamaConfig {
+    let preset = LlamaConfig::preset("moe-micro").expect("a preset");
+    let LlamaConfig { num_layers, num_heads, num_kv_heads, head_dim, hidden_size, .. } = config();
+    let experts = preset.experts.clone();
+    let experts = experts.map(|it| ExpertsConfig { intermediate_size: 256, ..it });
+    LlamaConfig { num_layers, num_heads, num_kv_heads, head_dim, hidden_size, experts, ..preset }
+}
+
+fn engine(config: &LlamaConfig, policy: PrecisionPolicy) -> Engine {
+    let graph = capture_for_sequence(config, SEQ).expect("a graph");
     let options =
         CompileOptions { micro_batch: Some(1), ..CompileOptions::new(policy, SEQ, BATCH) };
     let mut engine = compile(graph, deepwell_probe::probe(), &options).expect("an engine");
@@ -62,8 +71,8 @@ fn step(engine: &mut Engine, step: i32, measures: bool) -> StepOutcome {
 /// without measurements.
 #[test]
 fn measured_steps_are_steps() {
-    let [mut plain, mut measured] = [(), ()].map(|()| engine(PrecisionPolicy::nvfp4()));
-    assert!(measured.can_measure() && !engine(PrecisionPolicy::mxfp8()).can_measure());
+    let [mut plain, mut measured] = [(), ()].map(|()| engine(&config(), PrecisionPolicy::nvfp4()));
+    assert!(measured.can_measure() && !engine(&config(), PrecisionPolicy::mxfp8()).can_measure());
     for number in 0..4 {
         let expected = step(&mut plain, number, false);
         assert_eq!(step(&mut measured, number, number % 2 == 1), expected, "step {number}");
@@ -82,6 +91,27 @@ fn measured_steps_are_steps() {
     }
     // Seven weights of three layers, without the first and the last linear tensor.
     assert_eq!(of_kinds.into_values().collect::<Vec<_>>(), [19, 19, 19]);
+}
+
+/// Experts, too; their GEMMs have few tokens in the largest group.
+#[test]
+fn measured_steps_of_mixtures_are_steps() {
+    let [mut plain, mut measured] = [(), ()].map(|()| engine(&mixture(), PrecisionPolicy::nvfp4()));
+    for number in 0..2 {
+        let expected = step(&mut plain, number, false);
+        assert_eq!(step(&mut measured, number, true), expected, "step {number}");
+    }
+    let gemms = measured.gemms().to_vec();
+    let mut of_experts: BTreeMap<GemmKind, usize> = BTreeMap::new();
+    for sums in measured.products().unwrap() {
+        let weight = &gemms[sums.gemm].weight;
+        let ratio = sums.signal / sums.error;
+        let expected = if weight.contains("layers.2.") { 400.0..2e4 } else { 20.0..400.0 };
+        assert!(expected.contains(&ratio), "{} of {weight}: {ratio}", sums.kind);
+        *of_experts.entry(sums.kind).or_default() += usize::from(weight.contains("experts"));
+    }
+    // Three stacks of three layers, without the last linear tensor.
+    assert_eq!(of_experts.into_values().collect::<Vec<_>>(), [8, 8, 8]);
 }
 
 #[derive(Default)]
@@ -126,28 +156,27 @@ fn notes_of(settings: &Settings) -> (Vec<String>, RunSummary) {
     (notes.0, summary)
 }
 
-/// A model folder whose second layer's `down_proj` has an outlier in every second block of 16
-/// channels, for activations that are zero there: the other channels of these blocks are lost, and
-/// no signal hides it.
-fn with_outliers(place: &TestFolder) -> String {
+/// A model folder whose second layer's `down_proj`, of all experts, has an outlier in every second
+/// block of 16 channels, for activations that are zero there: the other channels of these blocks
+/// are lost, and no signal hides it.
+fn with_outliers(place: &TestFolder, config: &LlamaConfig) -> String {
     let path = place.path("config.json");
-    fs::write(&path, config().to_json().to_string()).expect("a file");
+    fs::write(&path, config.to_json().to_string()).expect("a file");
     let model = path.to_str().expect("a path").to_string();
     let is_outlier = |channel: usize| channel % 32 == 5;
     let plant = |tensors: &mut [Tensor]| {
         for (name, shape, values) in tensors {
             let width = *shape.last().expect("a shape");
+            let Some(name) = name.strip_prefix("model.layers.1.mlp.") else { continue };
+            let ends_with = |names: &[&str]| names.iter().any(|end| name.ends_with(end));
+            let is_before = ends_with(&["gate_proj.weight", "up_proj.weight"]);
+            let is_planted = ends_with(&["down_proj.weight"]);
             for (index, value) in values.iter_mut().enumerate() {
-                match name.as_str() {
-                    "model.layers.1.mlp.gate_proj.weight" | "model.layers.1.mlp.up_proj.weight"
-                        if is_outlier(index / width) =>
-                    {
-                        *value = 0.0;
-                    }
-                    "model.layers.1.mlp.down_proj.weight" if is_outlier(index % width) => {
-                        *value *= 3e3
-                    }
-                    _ => {}
+                if is_before && is_outlier(index / width) {
+                    *value = 0.0;
+                }
+                if is_planted && is_outlier(index % width) {
+                    *value *= 3e3;
                 }
             }
         }
@@ -158,8 +187,19 @@ fn with_outliers(place: &TestFolder) -> String {
 
 #[test]
 fn outlier_channels_move_the_gemm_that_they_harm_to_mxfp8_and_back() {
+    moves_and_returns(&config(), "model.layers.1.mlp.down_proj.weight");
+}
+
+/// The GEMM of a stack of experts.
+#[test]
+fn outlier_channels_move_the_gemm_of_experts_that_they_harm() {
+    moves_and_returns(&mixture(), "model.layers.1.mlp.experts.down_proj.weight");
+}
+
+/// A run in which outliers move the GEMMs of `weight`, and no others.
+fn moves_and_returns(config: &LlamaConfig, weight: &str) {
     let place = TestFolder::new();
-    let model = with_outliers(&place);
+    let model = with_outliers(&place, config);
     let settings = settings(&place, "run", &model, "precision = 'nvfp4'");
     // What is planted stays as it is.
     let settings = Settings { learning_rate: Some(1e-44), ..settings };
@@ -168,13 +208,14 @@ fn outlier_channels_move_the_gemm_that_they_harm_to_mxfp8_and_back() {
     let moves: Vec<&&String> = events.iter().filter(|note| note.contains("ToMxfp8")).collect();
     assert!(!moves.is_empty(), "{notes:#?}");
     for note in &events {
-        assert!(note.contains("model.layers.1.mlp.down_proj.weight"), "{events:#?}");
+        assert!(note.contains(weight), "{events:#?}");
     }
     assert!(moves[0].contains("step 2") && moves[0].contains("fprop has a signal of"), "{moves:?}");
     assert!(events.iter().any(|note| note.contains("step 4: BackToLow")), "{events:#?}");
     assert!(!events.iter().any(|note| note.contains("ToBf16")), "{events:#?}");
-    let format = |step: &str| summary.precision.iter().find(|it| it.tensor.contains(step)).unwrap();
-    assert_eq!(format("layers.1.mlp.up_proj").format.name(), "nvfp4");
+    let up = weight.replace("down_proj", "up_proj");
+    let up = summary.precision.iter().find(|it| it.tensor == up).expect("a tensor");
+    assert_eq!(up.format.name(), "nvfp4");
 }
 
 /// A healthy run has no event, and an error is told if a guard would move too much.

@@ -34,7 +34,8 @@ pub fn first_sampled_row(rows: usize) -> usize {
 /// ```
 pub fn sampled_group(offsets: &[i32]) -> (usize, Range<usize>) {
     let row = |index: usize| offsets.get(index).map_or(0, |&row| row.max(0) as usize);
-    let groups = (0..offsets.len().saturating_sub(1)).map(|group| (group, row(group)..row(group + 1)));
+    let groups =
+        (0..offsets.len().saturating_sub(1)).map(|group| (group, row(group)..row(group + 1)));
     let larger = |(best, rows): (usize, Range<usize>), (group, other): (usize, Range<usize>)| {
         if other.len() > rows.len() { (group, other) } else { (best, rows) }
     };

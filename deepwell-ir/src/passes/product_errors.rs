@@ -140,12 +140,7 @@ impl<'a> Rewrite<'a> {
     }
 
     /// Adds a sample of a tensor, in the phase of `template`.
-    fn sample(
-        &mut self,
-        tensor: TensorId,
-        (axis, offsets): Sampling,
-        template: &Node,
-    ) -> TensorId {
+    fn sample(&mut self, tensor: TensorId, (axis, offsets): Sampling, template: &Node) -> TensorId {
         let of = self.source.tensor(tensor);
         let [rows, columns] = of.shape.0[of.shape.0.len().saturating_sub(2)..] else {
             unreachable!("operands of GEMMs are matrices, as the pass before has seen")

@@ -3,7 +3,8 @@
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::ops::RowsOf;
 use deepwell_ir::{
-    PrecisionPolicy, TensorType, apply_precision, differentiate, expert_row_alignment, fuse,
+    PrecisionPolicy, Recompute, TensorType, apply_precision, differentiate, expert_row_alignment,
+    fuse, measure_products, recompute,
 };
 
 use super::*;
@@ -190,6 +191,36 @@ fn experts_are_in_nvfp4() {
         assert!(shape[0] > 1);
     }
     assert_eq!(count, 2 * 3 * 5);
+}
+
+/// Every grouped GEMM has its measurement, whose samples and planes are those of the GEMM's groups;
+/// also where forward tensors, and with them offsets, are computed again.
+#[test]
+fn grouped_gemms_are_measured() {
+    let policy = PrecisionPolicy::nvfp4().without_part(deepwell_precision::RecipePart::LastBlocks);
+    let expanded = expand(&graph(), 128).unwrap();
+    for recomputed in [Recompute::None, Recompute::Full] {
+        let differentiated = recompute(&differentiate(&expanded).unwrap(), recomputed).unwrap();
+        let (quantized, _) = apply_precision(&differentiated, &policy).unwrap();
+        let measured = measure_products(&quantized).unwrap();
+        let is_gemm = |node: &&Node| matches!(node.op, Op::ScaledGroupedGemm(_));
+        let gemms: Vec<&Node> = quantized.nodes.iter().filter(is_gemm).collect();
+        assert_eq!(gemms.len(), 15 + if recomputed == Recompute::None { 0 } else { 4 });
+        for gemm in gemms {
+            let Op::ScaledGroupedGemm(op) = &gemm.op else { unreachable!() };
+            let name = format!("{}.product_error", gemm.name);
+            let found = measured.nodes.iter().find(|node| node.name == name);
+            let error = found.unwrap_or_else(|| panic!("no `{name}`"));
+            assert!(matches!(&error.op, Op::ProductError(it) if it.kind == op.kind), "{name}");
+            assert_eq!(error.inputs[2..], gemm.inputs, "{name}");
+            for sample in &error.inputs[..2] {
+                let sample = measured.nodes.iter().find(|node| node.outputs[0] == *sample);
+                let sample = sample.expect("a node");
+                assert_eq!(sample.op.rule().name(), "sample_operand", "{name}");
+                assert_eq!(sample.inputs.get(1), gemm.inputs.last(), "{name}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -75,9 +75,8 @@ pub(crate) fn dequantize(
     [a, b]: &[Operand; 2],
 ) -> Result<Step, KernelError> {
     let function = device.function("dequantize_nvfp4_operands", "dequantize_nvfp4_operands", 0)?;
-    let of = |operand: &Operand| {
-        [operand.data, operand.scales, operand.target].map(Argument::Pointer)
-    };
+    let of =
+        |operand: &Operand| [operand.data, operand.scales, operand.target].map(Argument::Pointer);
     let number = |number: usize| Argument::U32(number as u32);
     let mut arguments = of(a).to_vec();
     arguments.extend([number(a.sizes.rows), number(a.sizes.tiles())]);

@@ -2,8 +2,8 @@
 
 use deepwell_ir::ops::{
     Activation, AddRmsNorm, AddUnpermute, Axis, Collective, CollectiveKind, Epilogue,
-    ExpertActivation, ExpertSwiGlu, ExpertSwiGluBackward, Fused, Gelu, GeluBackward, LayerNorm,
-    GroupedRows, Linear, LinearDgrad, Permute, Quantize, RmsNorm, ScaledGemm, ScaledGroupedGemm,
+    ExpertActivation, ExpertSwiGlu, ExpertSwiGluBackward, Fused, Gelu, GeluBackward, GroupedRows,
+    LayerNorm, Linear, LinearDgrad, Permute, Quantize, RmsNorm, ScaledGemm, ScaledGroupedGemm,
     SwiGlu, SwiGluBackward,
 };
 use deepwell_ir::{DType, GemmKind, GroupId, OperandType};
