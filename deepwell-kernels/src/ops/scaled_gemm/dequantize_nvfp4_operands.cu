@@ -4,8 +4,9 @@
 //
 // An operand is a stack of matrices [rows, k] of packed elements with scales in tiles, separate for
 // each matrix; rows of the target are zero-padded to a multiple of 8. A CTA converts 128 x 128
-// elements; the CTAs of the second operand follow those of the first. A thread reads 8 elements of a row, next to its neighbors' elements,
-// and writes 16 bytes; all of its loads are issued before the first conversion.
+// elements; the CTAs of the second operand follow those of the first. A thread reads 8 elements of
+// a row, next to its neighbors' elements, and writes 16 bytes; all of its loads are issued before
+// the first conversion.
 //
 // architectures: sm_90a
 #include "common/bf16x8.cuh"

@@ -20,8 +20,8 @@ const POISON: u8 = 0x7f;
 /// Elements along K of a tile of scales.
 const TILE_K: usize = scale_tiles::TILE_BLOCKS * BLOCK;
 
-/// Tokens of each group: none, one, around a tile of rows or of scales, more, all in one group, many
-/// groups; groups without tokens are first, last and between.
+/// Tokens of each group: none, one, around a tile of rows or of scales, more, all in one group,
+/// many groups; groups without tokens are first, last and between.
 pub(crate) const GROUPS: [&[usize]; 7] = [
     &[0, 0, 0],
     &[128],

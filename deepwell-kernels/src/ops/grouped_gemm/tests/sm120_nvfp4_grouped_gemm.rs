@@ -1,5 +1,5 @@
-//! `sm120_nvfp4_grouped_gemm.cu`: the GEMMs of groups on tensor cores that apply scales of blocks in
-//! `mma.sync`, with a tensor scale for each group.
+//! `sm120_nvfp4_grouped_gemm.cu`: the GEMMs of groups on tensor cores that apply scales of blocks,
+//! with a tensor scale for each group.
 
 use deepwell_ir::GemmKind;
 use deepwell_trials::skip;
@@ -19,11 +19,11 @@ fn gemms_of_groups() {
         skip("of sm_120");
     }
     check_all(&mut gpu, case(&[], 0), 1);
-    // Rows that no group has make rows of gradients' operands of no whole vectors.
+    // With the rows that no group has, a row of wgrad's operands ends within a vector.
     case(&[130, 0, 100], 72).check_wgrad(&mut gpu, [136, 129]);
 }
 
-// More steps of K than stages, of which the first and the last belong to other groups.
+// More stages of K than the pipeline has; for wgrad, a group ends within a stage.
 emulated! {
     sm120_nvfp4_grouped_gemm on Sm120a: |gpu| {
         for (behind, k) in [(128, 544), (72, 601)] {

@@ -192,8 +192,8 @@ fn rows_of_a_group_stay_its_own() {
 emulated! {
     sm90_bf16_grouped_gemm on Sm90a: |gpu| {
         check(gpu, &Groups::new(32, &[290, 0, 330], 32, (264, 264)), Kind::Uniform);
-        // Operands of the gradient along their rows. The last tile has more rows than the first eight
-        // of a descriptor.
+        // Operands of the gradient along their rows. The last tile has more than eight rows, so
+        // that the stride from eight rows to the next counts.
         Case {
             groups: &[320, 0, 352],
             behind: 32,

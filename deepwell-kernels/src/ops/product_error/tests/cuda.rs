@@ -153,7 +153,7 @@ fn check_error(gpu: &mut Gpu, [m, n, k]: [usize; 3], kind: GemmKind, format: Qua
     assert!(k == 0 || expected[1] > 1e-5 * expected[0], "{what}: no error to measure");
 }
 
-/// Groups whose largest begins anywhere: in the middle, at the start, last, and of equals the first.
+/// Groups of which the largest is in the middle, first, last, the first of equals, or empty.
 const GROUPS: [&[usize]; 5] =
     [&[128, 0, 384, 256], &[512, 128], &[0, 0, 256], &[128, 256, 256], &[0, 0]];
 
