@@ -7,11 +7,14 @@ const MIXTURE: &str = "moe-micro";
 
 /// A policy with a scale rule for experts alone, which no GPU serves; `others` are earlier rules.
 fn of_experts(folder: &Folder, others: &str) -> String {
+    let operand = "{ scale_rule = \"min_error\" }";
+    let operands = [("fprop", "activation"), ("dgrad", "gradient"), ("wgrad", "gradient")];
+    let operands = operands.map(|(gemm, of)| format!("{gemm}.{of} = {operand}\n")).concat();
     folder.file(
         "policy.toml",
         format!(
             "precision = \"mxfp8\"\nkeep_first_last_bf16 = false\n{others}[[rule]]\n\
-             tensors = \"*.experts.*\"\nformat = \"mxfp8\"\nscale_rule = \"min_error\"\n"
+             tensors = \"*.experts.*\"\nformat = \"mxfp8\"\n{operands}"
         ),
     )
 }
