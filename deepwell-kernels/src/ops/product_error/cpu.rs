@@ -79,13 +79,12 @@ impl Planes {
                     continue;
                 }
                 let place = scale_tiles::offset(outer, along / every, k.div_ceil(every));
-                let (code, scale) = match format.scale {
-                    ScaleFormat::Ue4m3(_) => {
-                        let byte = data[outer * packed::fp4_len(1, k) + along / 2];
-                        (byte >> (along % 2 * 4) & 0xF, ue4m3::decode(scales[place]))
-                    }
-                    _ => (data[outer * k + along], e8m0::decode(scales[place])),
+                let scale = match format.scale {
+                    ScaleFormat::Ue4m3(_) => ue4m3::decode(scales[place]),
+                    _ => e8m0::decode(scales[place]),
                 };
+                let of_row = &data[packed::len(format.element, outer, k)..];
+                let code = packed::code(format.element, of_row, along);
                 *target = format.element.decode(code) * scale * tensor_scale;
             }
         }

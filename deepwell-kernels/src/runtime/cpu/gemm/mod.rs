@@ -71,6 +71,7 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod bf16_path;
 mod carve;
+pub(crate) mod elements;
 mod f32_path;
 mod operand;
 #[cfg(target_arch = "x86_64")]
@@ -173,7 +174,7 @@ pub(crate) const ALIGNMENT: usize = 64;
 /// threads.
 ///
 /// The tiers with BF16 panels need a BF16 copy of at most 1024 rows of each operand; on AVX-512 the
-/// copy of A is `f32`. MXFP8 operands may have to fall back, so they need at least as much as on
+/// copy of A is `f32`. MX operands may have to fall back, so they need at least as much as on
 /// the F32 tier. The F32 tier needs an `f32` copy of at most 1024 rows of each operand that is not
 /// F32, and of a block of the output, which may be BF16. (If both operands and the output are F32,
 /// an empty workspace suffices.)
@@ -206,7 +207,7 @@ pub fn workspace_bytes(
 /// # Errors
 ///
 /// [`GemmError`] if an operand, the output or the workspace is shorter than the sizes require, an
-/// MXFP8 operand is not contiguous along `k`, or this process cannot run `tier`. In these cases
+/// MX operand is not contiguous along `k`, or this process cannot run `tier`. In these cases
 /// nothing is written.
 #[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub fn gemm(
