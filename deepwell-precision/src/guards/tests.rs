@@ -580,7 +580,8 @@ fn limits_of_elements() {
         (E2M1, share(910, 0), true),
         (E2M1, share(0, 126), true),
     ] {
-        let mut guards = guards(Fallback::Safe);
+        let config = GuardConfig { strikes_max: 2, ..GuardConfig::default() };
+        let mut guards = Guards::new(config, vec!["up".into(), "down".into()], Fallback::Safe);
         let operand = Observed { element, ..Observed::default() };
         let mut count = 0;
         for now in 1..=2 {

@@ -45,15 +45,15 @@
 //! A `*` in a glob matches any run of characters, dots included; `?` matches one, `[ab]` one of a
 //! set and `{a,b}` one of several words.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use globset::{Glob, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
 use crate::nvfp4::ScaleOrder;
 use crate::{
-    Assignment, BlockShape, ElementFormat, Fallback, Format, GemmMode, Granularity, QuantFormat,
-    Role, ScaleRule, TensorUse,
+    Assignment, BlockShape, ElementFormat, Fallback, Format, GemmMode, Granularity, OperandClass,
+    QuantFormat, Role, ScaleRule, TensorUse,
 };
 
 mod error;
@@ -155,6 +155,19 @@ struct Decision {
     format: Format,
     operands: OperandSettings,
     reason: String,
+}
+
+/// Names the operands whose elements are not those of the tensor's format, for a reason.
+fn other_elements(format: Format, operands: &[Option<QuantFormat>; 6]) -> String {
+    let Some(own) = format.quantized() else { return String::new() };
+    let mut others: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (class, operand) in OperandClass::ALL.iter().zip(operands) {
+        if let Some(operand) = operand.filter(|operand| operand.element != own.element) {
+            others.entry(operand.name()).or_default().push(class.name());
+        }
+    }
+    let named = others.iter().map(|(name, of)| format!("; {} in `{name}`", of.join(" and ")));
+    named.collect()
 }
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
@@ -471,6 +484,7 @@ impl PrecisionPolicy {
         };
         let is_plain = format.is_quantized() && operands == [None; 6];
         let format = if is_plain { Format::Bf16 } else { format };
+        let reason = reason + &other_elements(format, &operands);
         Assignment { format, operands, gemm: self.gemm, reason }
     }
 

@@ -1,7 +1,7 @@
 //! Policies: who gets what, and the words of errors.
 
 use super::*;
-use crate::{ElementRounding, GemmKind, Hadamard16, OperandClass};
+use crate::{ElementRounding, GemmKind, Hadamard16};
 
 /// Two blocks of a small model, in execution order.
 fn tensors() -> Vec<TensorUse<'static>> {
@@ -248,6 +248,8 @@ fn mx_operands_keep_the_scales_of_the_policy() {
         .with_scale_rule(ScaleRule::OcpFloor)
         .with_granularity(Granularity::G128);
     assert_eq!(assigned[3].operand(OperandClass::WgradGradient), Some(expected));
+    let expected = "default of precision `mxfp8`; wgrad.gradient in `mxfp8-e5m2`";
+    assert_eq!(assigned[3].reason, expected);
     // One GEMM of both.
     assert!(assigned[3].gemm(GemmKind::Wgrad).is_scaled);
 }

@@ -142,8 +142,8 @@ mod tests {
             500 => f32::NAN,
             700 => f32::INFINITY,
             800..840 => 0.0,
-            841..880 => x * 1e-39,
-            881..920 => x * 1e38,
+            840..880 => x * 1e-39,
+            880..920 => x * 1e38,
             _ => x,
         };
         normals.into_iter().enumerate().map(|it| bf16::from_f32(spread(it))).collect()

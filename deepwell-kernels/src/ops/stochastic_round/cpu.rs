@@ -21,7 +21,8 @@ use crate::runtime::cpu::parallel::vectorized;
 /// Rounds the elements of an MX operand quantized from `x` `[rows, columns]`: `data` are packed
 /// elements `[rows, columns]`, or along columns `[columns, rows]`, and `scales` are the operand's
 /// scales, in tiles. The random word of an element is that of `philox` at the element's index in
-/// the operand.
+/// the operand; `words` are the index of the first element and the distance from row to row if the
+/// operand is a part of a larger one.
 ///
 /// # Panics
 ///
@@ -32,7 +33,7 @@ pub fn stochastic_round<E: Element + Source>(
     format: &QuantFormat,
     axis: Axis,
     scales: &[u8],
-    philox: Philox,
+    (philox, words): (Philox, Option<(u64, u64)>),
     data: &mut [u8],
 ) {
     if x.is_empty() {
@@ -46,6 +47,7 @@ pub fn stochastic_round<E: Element + Source>(
     assert!(hadamard.is_none() || k.is_multiple_of(POINTS), "expected groups of {POINTS} in {k}");
     let source = Gather { x, columns, axis, hadamard };
     let blocks = k.div_ceil(BLOCK);
+    let (first_word, stride) = words.unwrap_or((0, k as u64));
     // As many rows of the operand as fill whole cache lines of x along a column.
     data.par_chunks_mut(BLOCK * row_bytes).enumerate().for_each(|(chunk, data)| {
         vectorized(
@@ -57,7 +59,7 @@ pub fn stochastic_round<E: Element + Source>(
                         let outer = chunk * BLOCK + row;
                         let first = block * BLOCK;
                         let len = BLOCK.min(k - first);
-                        philox.fill((outer * k + first) as u64, &mut words);
+                        philox.fill(first_word + outer as u64 * stride + first as u64, &mut words);
                         let scale = scales[scale_tiles::offset(outer, block, blocks)];
                         let factor = e8m0::reciprocal(scale);
                         source.row(outer, first..first + len, &mut values[..len]);
@@ -94,8 +96,9 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
             let philox = Philox { seed: key[0], stream: stream | u64::from(key[1] as u32) };
             let (x, data) = (x.of(arena), data.of(arena));
             if let ScaleFormat::E8m0(_) = format.scale {
+                let words = part.map(|part| words_of_part(part, [rows, columns], axis));
                 let scales = scales.of(arena);
-                stochastic_round(x, columns, &format, axis, scales, philox, data);
+                stochastic_round(x, columns, &format, axis, scales, (philox, words), data);
                 return Ok(());
             }
             // Recomputes the scales, which come out unchanged.
@@ -201,7 +204,7 @@ mod tests {
             let expected = packed_of(&spec, &expected, rows, columns);
             for_thread_counts(|| {
                 let mut data = vec![0xEE; expected.len()];
-                stochastic_round(&x, columns, &spec, Axis::Row, &scales, PHILOX, &mut data);
+                stochastic_round(&x, columns, &spec, Axis::Row, &scales, (PHILOX, None), &mut data);
                 assert_eq!(data, expected, "{spec} rows of {rows}x{columns}");
                 let transposed: Vec<bf16> = (0..x.len())
                     .map(|index| x[index % rows.max(1) * columns + index / rows.max(1)])
@@ -221,7 +224,15 @@ mod tests {
                 let scales = tiles(&of_columns, columns, rows);
                 let turned = packed_of(&spec, &turned, columns, rows);
                 let mut data = vec![0xEE; turned.len()];
-                stochastic_round(&x, columns, &spec, Axis::Column, &scales, PHILOX, &mut data);
+                stochastic_round(
+                    &x,
+                    columns,
+                    &spec,
+                    Axis::Column,
+                    &scales,
+                    (PHILOX, None),
+                    &mut data,
+                );
                 assert_eq!(data, turned, "{spec} columns of {rows}x{columns}");
                 data
             });
@@ -253,8 +264,44 @@ mod tests {
             let mut data = vec![0xEE; expected.len()];
             let scales = tiles(&plain, outer, k);
             let turned = format.with_hadamard(Some(transform));
-            stochastic_round(&x, columns, &turned, axis, &scales, PHILOX, &mut data);
+            stochastic_round(&x, columns, &turned, axis, &scales, (PHILOX, None), &mut data);
             assert_eq!(data, expected, "{axis:?}");
+        }
+    }
+
+    /// The halves of a matrix's columns have the words of the whole.
+    #[test]
+    fn parts_have_the_words_of_the_whole() {
+        let (rows, columns, format) = (64, 128, QuantFormat::MXFP4);
+        let x: Vec<f32> = source(rows, columns).into_iter().map(f32::from).collect();
+        let round = |x: &[f32], columns: usize, axis: Axis, words: Option<(u64, u64)>| {
+            let (outer, k) = outer_and_k(axis, rows, columns);
+            // Every scale is 1.
+            let scales = vec![127; scale_tiles::tiled_len(outer, k.div_ceil(BLOCK))];
+            let mut data = vec![0; packed::len(format.element, outer, k)];
+            stochastic_round(x, columns, &format, axis, &scales, (PHILOX, words), &mut data);
+            let mut codes = vec![0; outer * k];
+            packed::unpack(format.element, &data, outer, k, &mut codes).unwrap();
+            codes
+        };
+        for axis in [Axis::Row, Axis::Column] {
+            let whole = round(&x, columns, axis, None);
+            for place in 0..2 {
+                let half = columns / 2;
+                let range =
+                    |row: usize| row * columns + place * half..row * columns + place * half + half;
+                let part: Vec<f32> = (0..rows).flat_map(|row| x[range(row)].to_vec()).collect();
+                let of_part = PartOfColumns { place, parts: 2 };
+                let words = words_of_part(of_part, [rows, half], axis);
+                let got = round(&part, half, axis, Some(words));
+                let expected: Vec<u8> = match axis {
+                    Axis::Column => whole[place * half * rows..][..half * rows].to_vec(),
+                    _ => (0..rows).flat_map(|row| whole[range(row)].to_vec()).collect(),
+                };
+                assert_eq!(got, expected, "part {place} {axis:?}");
+                let own = round(&part, half, axis, None);
+                assert!(place == 0 && axis == Axis::Column || own != expected, "part {place}");
+            }
         }
     }
 
@@ -276,7 +323,7 @@ mod tests {
         for step in 0..64 {
             let mut data = vec![0; x.len()];
             let philox = Philox { stream: step, ..PHILOX };
-            stochastic_round(&x, columns, &spec, Axis::Row, &scales, philox, &mut data);
+            stochastic_round(&x, columns, &spec, Axis::Row, &scales, (philox, None), &mut data);
             for (&x, &bits) in x.iter().zip(&data).filter(|(x, _)| **x == 301.0) {
                 let got = ElementFormat::E4M3.decode(bits);
                 assert!([288.0, 320.0].contains(&got), "{x} became {got}");
