@@ -201,41 +201,51 @@ fn a_resumed_run_has_the_bits_of_the_whole() {
     }
 }
 
-/// Mean loss of the last steps of a short run.
-fn last_losses(policy: &PrecisionPolicy) -> f64 {
+/// Steps of a run that learns its batches, steps whose losses are averaged, and the batches.
+const LONG: i32 = 120;
+const LAST: usize = 20;
+const BATCHES: i32 = 4;
+
+/// Loss of the first step, and the mean over the last steps.
+fn losses(policy: &PrecisionPolicy) -> [f64; 2] {
     let mut engine = engine_of("llama-micro", policy, BATCH);
-    let losses = run(&mut engine, 0..LONG, &mut Nobody);
+    let one = |step: i32| {
+        let tokens = tokens(step % BATCHES);
+        let (inputs, targets) = (&tokens[..BATCH * SEQ], &tokens[1..]);
+        let outcome = engine.step_observed(inputs, targets, 1e-3, 1.0, &mut Nobody).unwrap();
+        f64::from(outcome.loss)
+    };
+    let losses: Vec<f64> = (0..LONG).map(one).collect();
     let last = &losses[losses.len() - LAST..];
-    last.iter().map(|[loss, _]| f64::from(*loss)).sum::<f64>() / LAST as f64
+    [losses[0], last.iter().sum::<f64>() / LAST as f64]
 }
 
-/// Steps of a run that learns its tokens, and steps whose losses are averaged.
-const LONG: i32 = 60;
-const LAST: usize = 10;
-
-/// How far the loss may end from that of BF16, relative to it. The limits were found by trial: the
-/// largest of the differences seen, doubled. They separate formats from faults: without the scales
-/// or with the wrong elements a run does not learn at all.
+/// How far the loss ends from that of BF16, as a share of what BF16 has learned by then. The limits
+/// are two to four times the differences seen by trial, which order the formats by their errors:
+/// 0.2 % for `mxfp8`, 0.4 % with E5M2 gradients and for `mxfp6`, 0.9 and 1.4 % for E3M2 and E5M2
+/// everywhere, 4.1 and 3.2 % for MXFP4 and NVFP4 in all blocks. A run whose gradients are noise
+/// learns nothing, which is a share of one.
 #[test]
 fn losses_end_near_that_of_bf16() {
-    let reference = last_losses(&PrecisionPolicy::bf16());
-    let begin =
-        run(&mut engine_of("llama-micro", &PrecisionPolicy::bf16(), BATCH), 0..1, &mut Nobody);
-    assert!(reference < 0.8 * f64::from(begin[0][0]), "BF16 learns: {reference} of {begin:?}");
+    let [begin, end] = losses(&PrecisionPolicy::bf16());
+    assert!(end < 0.5 * begin, "BF16 learns: {end} of {begin}");
+    let mut beyond = Vec::new();
     for (preset, limit) in [
         ("mxfp8", 0.01),
-        ("mxfp8-hybrid", 0.01),
-        ("mxfp8-e5m2", 0.01),
-        ("mxfp6", 0.01),
-        ("mxfp6-e2m3", 0.01),
-        ("mxfp6-e3m2", 0.01),
-        ("mxfp4", 0.05),
-        ("nvfp4", 0.05),
+        ("mxfp8-hybrid", 0.015),
+        ("mxfp8-e5m2", 0.04),
+        ("mxfp6", 0.015),
+        ("mxfp6-e2m3", 0.015),
+        ("mxfp6-e3m2", 0.03),
+        ("mxfp4", 0.1),
+        ("nvfp4", 0.1),
     ] {
-        let gap = last_losses(&whole(preset)) / reference - 1.0;
-        println!("{preset}: {:+.3} % of {reference:.3}", 100.0 * gap);
-        assert!(gap.abs() < limit, "{preset}: {gap}");
+        let [_, own] = losses(&whole(preset));
+        let gap = (own - end) / (begin - end);
+        println!("{preset}: {own:.4}, {:+.3} % of {begin:.3} to {end:.4}", 100.0 * gap);
+        beyond.extend((gap.abs() >= limit).then(|| format!("{preset}: {gap}")));
     }
+    assert!(beyond.is_empty(), "{beyond:?}");
 }
 
 /// Products of four bits are measured and have the error of the format; those of six are not.
