@@ -327,7 +327,7 @@ impl QuantFormat {
         self.rounding == ElementRounding::Stochastic
     }
 
-    /// Checks that settings do not exclude each other.
+    /// Checks that the settings of a format fit its scales and blocks.
     ///
     /// # Errors
     ///

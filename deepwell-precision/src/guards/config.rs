@@ -18,10 +18,11 @@ pub struct GuardConfig {
     /// MXFP6.
     ///
     /// Default 0.9. An element of E2M1 underflows when it is 24 times smaller than the largest of
-    /// its block, and one of E2M3 when it is 120 times smaller: operands of llama-134m lose half of their elements this way in runs that follow
-    /// BF16's loss (`benchmarks/nvfp4_h200_2026-11-30b.md`). Under an outlier that dominates a
-    /// tensor nearly all elements underflow. The error of products is the finer signal. Data with
-    /// tails as long as a log-normal distribution of σ = 2 lose half of their elements in E2M3.
+    /// its block: operands of llama-134m lose half of their elements this way in runs that follow
+    /// BF16's loss (`benchmarks/nvfp4_h200_2026-11-30b.md`). One of E2M3 underflows at a 120th:
+    /// normal numbers times log-normal ones of σ = 2 lose half of their elements. Under an outlier
+    /// that dominates a tensor nearly all elements underflow. The error of products is the finer
+    /// signal.
     #[serde(skip_serializing_if = "is_default_fp4_underflow")]
     pub fp4_underflow_fraction_max: f64,
     /// Threshold for the saturated share of a tensor, 0 to 1; a step above the threshold counts

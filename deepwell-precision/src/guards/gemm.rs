@@ -10,8 +10,8 @@
 //!                        └──────────────────────────────┘
 //! ```
 //!
-//! GEMMs of a format with fewer bits than MXFP8 first move to MXFP8, which takes the place of Bf16 in the
-//! picture, and from there to BF16 if they offend again.
+//! GEMMs of a format with fewer bits than MXFP8 first move to MXFP8, which takes the place of Bf16
+//! in the picture, and from there to BF16 if they offend again.
 
 use alloc::format;
 use alloc::string::String;

@@ -212,8 +212,8 @@ impl PrecisionPolicy {
 
     /// The policy of one of [`PRESETS`]: `f32`, `bf16`, `mxfp8`; `mxfp8-floor` with the OCP floor
     /// scale rule; `mxfp8-128` with one exponent per 128 elements and 128 x 128 weight blocks;
-    /// `mxfp8-2d` with 32 x 32 weight blocks; `mxfp8-hybrid` with E5M2 gradients; `mxfp6`, E2M3 with
-    /// E3M2 gradients; `mxfp8-e5m2`, `mxfp6-e2m3` and `mxfp6-e3m2` with the same elements
+    /// `mxfp8-2d` with 32 x 32 weight blocks; `mxfp8-hybrid` with E5M2 gradients; `mxfp6`, of E2M3
+    /// with E3M2 gradients; `mxfp8-e5m2`, `mxfp6-e2m3` and `mxfp6-e3m2` with the same elements
     /// everywhere; `mxfp4` and `nvfp4` with the recipes of four bits.
     ///
     /// # Errors

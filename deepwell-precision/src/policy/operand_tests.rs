@@ -207,7 +207,8 @@ fn refused_operands() {
             "wgrd = 'bf16'",
             "p.toml:1:1: unknown field `wgrd`, expected one of `precision`, `scale_rule`, \
              `granularity`, `weight_block`, `fallback`, `keep_first_last_bf16`, `gemm`, \
-             `scale_order`, `last_blocks`, `gradient_element`, `repair`, `fprop`, `dgrad`, `wgrad`, `rule`\n\
+             `scale_order`, `last_blocks`, `gradient_element`, `repair`, `fprop`, `dgrad`, \
+             `wgrad`, `rule`\n\
              hint: the nearest key is `wgrad`",
         ),
         (

@@ -27,7 +27,8 @@ pub struct OperandSetting {
     pub block: Option<BlockShape>,
     /// Rounding of elements.
     pub rounding: Option<ElementRounding>,
-    /// Whether formats of four bits transform the operand with [`Hadamard16::TRAINING`] before quantization.
+    /// Whether formats of four bits transform the operand with [`Hadamard16::TRAINING`] before
+    /// quantization.
     pub hadamard: Option<bool>,
     /// Whether NVFP4 may map the largest magnitude of a block to 4 instead of 6.
     pub four_six: Option<bool>,

@@ -1,9 +1,9 @@
 //! Recipes of training in few bits: their parts, and policies with and without each of them.
 //!
 //! Source: "Pretraining Large Language Models with NVFP4", arXiv 2509.25149, and "Four Over Six",
-//! arXiv 2512.02010. For MXFP4: "Training LLMs with MXFP4", arXiv 2502.20586, which rounds gradients
-//! stochastically after a random Hadamard transform. E5M2 gradients are those of the `HYBRID` format
-//! of Transformer Engine.
+//! arXiv 2512.02010. For MXFP4: "Training LLMs with MXFP4", arXiv 2502.20586, with stochastic
+//! rounding of gradients after a random Hadamard transform. E5M2 gradients are those of Transformer
+//! Engine's `HYBRID`.
 
 use serde::{Deserialize, Serialize};
 

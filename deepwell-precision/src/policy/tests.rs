@@ -313,9 +313,9 @@ fn refused_text() {
         (
             "precision = \"fp8\"",
             "p.toml:1:13: expected one of `f32`, `bf16`, `mxfp8`, `mxfp8-floor`, `mxfp8-128`, \
-             `mxfp8-2d`, `mxfp8-hybrid`, `mxfp8-e5m2`, `mxfp6`, `mxfp6-e2m3`, `mxfp6-e3m2`, `mxfp4`, \
-             `nvfp4` as precision, got `fp8`\nhint: eight bits are `mxfp8-128` on Hopper and \
-             `mxfp8` elsewhere",
+             `mxfp8-2d`, `mxfp8-hybrid`, `mxfp8-e5m2`, `mxfp6`, `mxfp6-e2m3`, `mxfp6-e3m2`, \
+             `mxfp4`, `nvfp4` as precision, got `fp8`\nhint: eight bits are `mxfp8-128` on \
+             Hopper and `mxfp8` elsewhere",
         ),
         (
             "# a comment\n\nscale_rule = 'up'",
@@ -335,7 +335,8 @@ fn refused_text() {
             "precision = 'mxfp8'\n  speed = 3",
             "p.toml:2:3: unknown field `speed`, expected one of `precision`, `scale_rule`, \
              `granularity`, `weight_block`, `fallback`, `keep_first_last_bf16`, `gemm`, \
-             `scale_order`, `last_blocks`, `gradient_element`, `repair`, `fprop`, `dgrad`, `wgrad`, `rule`",
+             `scale_order`, `last_blocks`, `gradient_element`, `repair`, `fprop`, `dgrad`, \
+             `wgrad`, `rule`",
         ),
         (
             "[[rule]]\ntensors = '*'\nformat = 'fp4'",
@@ -344,7 +345,8 @@ fn refused_text() {
         ),
         (
             "precision = 'nvfp4'\ngradient_element = 'e5m2'",
-            "p.toml:2:20: expected an MX format as `precision` with `gradient_element`, got `nvfp4`",
+            "p.toml:2:20: expected an MX format as `precision` with `gradient_element`, got \
+             `nvfp4`",
         ),
         (
             "gradient_element = 'e4m2'",

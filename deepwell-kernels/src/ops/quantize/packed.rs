@@ -1,7 +1,7 @@
 //! MX formats on the CPU whose elements are packed, or transformed before quantization.
 //!
-//! A strip of rows of the operand is gathered in FP32, transformed, quantized and packed, segment by
-//! segment, in buffers on the stack.
+//! A strip of rows of the operand is gathered in FP32, transformed, quantized and packed, one
+//! segment at a time, in buffers on the stack.
 
 use std::ops::Range;
 
