@@ -1,4 +1,4 @@
-//! The GEMM `op(A)[m, k] * op(B)[k, n]` of F32, BF16 and MXFP8 operands with FP32 accumulation.
+//! The GEMM `op(A)[m, k] * op(B)[k, n]` of F32, BF16 and MX operands with FP32 accumulation.
 //!
 //! # Overview
 //!
@@ -9,7 +9,7 @@
 //!
 //! The arithmetic has four [`Tier`]s. [`Tier::AmxBf16`], [`Tier::Avx512Bf16`] and [`Tier::Avx512`]
 //! pack the operands into BF16 panels and multiply them with a 32 x 32 kernel that sums in FP32;
-//! MXFP8 operands are decoded, exactly, during packing. [`Tier::Avx512`] also widens BF16 to FP32:
+//! MX operands are decoded, exactly, during packing. [`Tier::Avx512`] also widens BF16 to FP32:
 //! A during packing, B in registers. [`Tier::F32`] converts to `f32` and calls the `gemm-f32`
 //! crate. An F32 operand always takes the F32 tier, so inputs are never rounded.
 //!
