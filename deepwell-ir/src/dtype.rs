@@ -25,6 +25,12 @@ pub enum DType {
     Bool,
     /// OCP E4M3 elements.
     E4m3,
+    /// OCP E5M2 elements.
+    E5m2,
+    /// OCP E2M3 elements, four in three bytes.
+    E2m3,
+    /// OCP E3M2 elements, four in three bytes.
+    E3m2,
     /// OCP E8M0 block scales.
     E8m0,
     /// OCP E2M1 elements, two per byte.
@@ -40,7 +46,8 @@ impl DType {
             DType::I64 | DType::U64 => 64,
             DType::F32 | DType::I32 => 32,
             DType::Bf16 => 16,
-            DType::Bool | DType::E4m3 | DType::E8m0 | DType::Ue4m3 => 8,
+            DType::Bool | DType::E4m3 | DType::E5m2 | DType::E8m0 | DType::Ue4m3 => 8,
+            DType::E2m3 | DType::E3m2 => 6,
             DType::E2m1 => 4,
         }
     }
@@ -55,6 +62,9 @@ impl DType {
             DType::U64 => "u64",
             DType::Bool => "bool",
             DType::E4m3 => "e4m3",
+            DType::E5m2 => "e5m2",
+            DType::E2m3 => "e2m3",
+            DType::E3m2 => "e3m2",
             DType::E8m0 => "e8m0",
             DType::E2m1 => "e2m1",
             DType::Ue4m3 => "ue4m3",

@@ -92,6 +92,9 @@ impl Storage {
         };
         let data = match format.element {
             ElementFormat::E4M3 => DType::E4m3,
+            ElementFormat::E5M2 => DType::E5m2,
+            ElementFormat::E3M2 => DType::E3m2,
+            ElementFormat::E2M3 => DType::E2m3,
             ElementFormat::E2M1 => DType::E2m1,
             _ => return None,
         };
@@ -127,6 +130,7 @@ impl Storage {
 /// use deepwell_ir::{DType, storage_bytes};
 /// assert_eq!(storage_bytes(DType::Bf16, &[3, 5]), Some(30));
 /// assert_eq!(storage_bytes(DType::E2m1, &[3, 5]), Some(9));
+/// assert_eq!(storage_bytes(DType::E2m3, &[3, 5]), Some(12));
 /// assert_eq!(storage_bytes(DType::F32, &[usize::MAX, 2]), None);
 /// ```
 pub fn storage_bytes(dtype: DType, shape: &[usize]) -> Option<usize> {
@@ -161,6 +165,11 @@ mod tests {
                 for format in [QuantFormat::MXFP8, QuantFormat::MXFP8_128.square()] {
                     assert_eq!(bytes(format, axis, rows, columns), mx, "{format} {rows}x{columns}");
                 }
+                for &element in ElementFormat::ALL {
+                    let format = QuantFormat::mx(element);
+                    let data = packed::len(element, m, k);
+                    assert_eq!(bytes(format, axis, rows, columns), [data, mx[1]], "{format}");
+                }
                 let fp4 = [packed::fp4_len(m, k), tiles(nvfp4::scales_len(m, k)), 4];
                 let got = bytes(QuantFormat::NVFP4.square(), axis, rows, columns);
                 assert_eq!(got, fp4, "{rows}x{columns}");
@@ -169,10 +178,8 @@ mod tests {
     }
 
     #[test]
-    fn elements_that_nothing_stores() {
-        let format = QuantFormat::mx(ElementFormat::E5M2);
+    fn planes_are_of_one_axis() {
         let shape = [1.into(), 1.into()];
-        assert_eq!(Storage::Planes { format, axis: Axis::Row, shape }.planes(), None);
         let format = QuantFormat::MXFP8;
         assert_eq!(Storage::Planes { format, axis: Axis::Both, shape }.planes(), None);
     }

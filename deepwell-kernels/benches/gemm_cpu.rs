@@ -10,6 +10,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use deepwell_kernels::cpu::gemm::{self, DataKind, Operand, Output, Tier};
+use deepwell_precision::ElementFormat;
 use half::bf16;
 
 const TOKENS: usize = 1024;
@@ -85,9 +86,10 @@ fn time(tier: Tier, kind: DataKind, gemm: Gemm) -> Duration {
     };
     let (a, b) = match kind {
         // Each direction has its own quantized copy, so MXFP8 rows always run along `k`.
-        DataKind::Mx => {
-            (Operand::rows_mx(&a_data, &a_scales, k), Operand::rows_mx(&b_data, &b_scales, k))
-        }
+        DataKind::Mx => (
+            Operand::rows_mx(ElementFormat::E4M3, &a_data, &a_scales, k),
+            Operand::rows_mx(ElementFormat::E4M3, &b_data, &b_scales, k),
+        ),
         _ => (operand(&a_numbers, m, gemm.a_transposed), operand(&b_numbers, n, gemm.b_transposed)),
     };
     let mut workspace = vec![0u8; gemm::workspace_bytes(tier, m, n, k, kind, kind)];

@@ -11,7 +11,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::names::named_enum;
 use crate::{
-    GemmKind, GemmMode, GemmPrecision, OperandClass, QuantFormat, ScaleFormat, UnknownName,
+    ElementFormat, GemmKind, GemmMode, GemmPrecision, OperandClass, QuantFormat, ScaleFormat,
+    UnknownName,
 };
 
 /// Format in which the GEMMs of a tensor are computed.
@@ -32,8 +33,25 @@ impl Format {
     pub const MXFP8: Self = Self::Quantized(QuantFormat::MXFP8);
     /// [`QuantFormat::NVFP4`].
     pub const NVFP4: Self = Self::Quantized(QuantFormat::NVFP4);
+    /// [`QuantFormat::MXFP4`].
+    pub const MXFP4: Self = Self::Quantized(QuantFormat::MXFP4);
     /// All formats with a name.
-    pub const ALL: &'static [Self] = &[Self::F32, Self::Bf16, Self::MXFP8, Self::NVFP4];
+    pub const ALL: &'static [Self] = &[
+        Self::F32,
+        Self::Bf16,
+        Self::MXFP8,
+        Self::mx(ElementFormat::E5M2),
+        Self::mx(ElementFormat::E2M3),
+        Self::mx(ElementFormat::E3M2),
+        Self::MXFP4,
+        Self::NVFP4,
+    ];
+
+    /// [`QuantFormat::mx`].
+    #[must_use]
+    pub const fn mx(element: ElementFormat) -> Self {
+        Self::Quantized(QuantFormat::mx(element))
+    }
 
     /// Name in files, flags and messages.
     #[must_use]
@@ -58,6 +76,25 @@ impl Format {
     #[must_use]
     pub const fn is_quantized(&self) -> bool {
         self.quantized().is_some()
+    }
+
+    /// Whether elements have fewer bits than those of MXFP8, to which guards then move GEMMs before
+    /// BF16.
+    #[must_use]
+    pub const fn has_fewer_bits_than_mxfp8(&self) -> bool {
+        match self {
+            Self::Quantized(format) => format.element.bits() < 8,
+            Self::F32 | Self::Bf16 => false,
+        }
+    }
+
+    /// [`QuantFormat::has_four_bits`].
+    #[must_use]
+    pub const fn has_four_bits(&self) -> bool {
+        match self {
+            Self::Quantized(format) => format.has_four_bits(),
+            Self::F32 | Self::Bf16 => false,
+        }
     }
 
     /// Whether operands have a scale for the whole tensor, beside those of blocks.
@@ -193,12 +230,12 @@ impl Assignment {
     #[must_use]
     pub fn gemm(&self, kind: GemmKind) -> GemmPrecision {
         let formats = OperandClass::of(kind).map(|class| self.operand(class));
-        // No instruction multiplies operands of two format families, and a transform cancels only
-        // if both operands have it.
-        let of_one_family = matches!(formats, [Some(a), Some(b)] if a.multiplies_with(&b));
+        // Scales of two kinds have no common instruction, and a transform cancels only if both
+        // operands have it.
+        let is_one_gemm = matches!(formats, [Some(a), Some(b)] if a.multiplies_with(&b));
         GemmPrecision {
             quantized: formats.map(|format| format.is_some()),
-            is_scaled: of_one_family && self.gemm == GemmMode::Native,
+            is_scaled: is_one_gemm && self.gemm == GemmMode::Native,
         }
     }
 }

@@ -9,7 +9,78 @@
 //! for files and memory; tensor cores read FP6 and mixed FP4 from a padded form (16 elements, then
 //! padding to 16 bytes), which a copy to shared memory creates.
 
+use crate::ElementFormat;
 use crate::error::{QuantizeError, Shape};
+
+/// Bytes of a row-major [rows, cols] matrix of elements without gaps.
+#[must_use]
+pub const fn len(element: ElementFormat, rows: usize, cols: usize) -> usize {
+    match element.bits() {
+        4 => fp4_len(rows, cols),
+        6 => fp6_len(rows, cols),
+        _ => rows * cols,
+    }
+}
+
+/// Packs row-major [rows, cols] elements, one per byte, into [`len`] bytes.
+///
+/// ```
+/// use deepwell_precision::{ElementFormat, packed};
+/// for (element, expected) in [
+///     (ElementFormat::E2M1, &[0x21, 0x03][..]),
+///     (ElementFormat::E3M2, &[0x81, 0x30, 0x00]),
+///     (ElementFormat::E5M2, &[1, 2, 3]),
+/// ] {
+///     let mut bytes = vec![0; packed::len(element, 1, 3)];
+///     packed::pack(element, &[1, 2, 3], 1, 3, &mut bytes)?;
+///     assert_eq!(bytes, expected);
+/// }
+/// # Ok::<(), deepwell_precision::QuantizeError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`QuantizeError::Length`] when a slice does not fit the shape.
+pub fn pack(
+    element: ElementFormat,
+    data: &[u8],
+    rows: usize,
+    cols: usize,
+    bytes: &mut [u8],
+) -> Result<(), QuantizeError> {
+    match element.bits() {
+        4 => pack_fp4(data, rows, cols, bytes),
+        6 => pack_fp6(data, rows, cols, bytes),
+        _ => {
+            check(data.len(), rows, cols, bytes.len(), |rows, cols| rows * cols)?;
+            bytes.copy_from_slice(data);
+            Ok(())
+        }
+    }
+}
+
+/// The inverse of [`pack`].
+///
+/// # Errors
+///
+/// [`QuantizeError::Length`] when a slice does not fit the shape.
+pub fn unpack(
+    element: ElementFormat,
+    bytes: &[u8],
+    rows: usize,
+    cols: usize,
+    data: &mut [u8],
+) -> Result<(), QuantizeError> {
+    match element.bits() {
+        4 => unpack_fp4(bytes, rows, cols, data),
+        6 => unpack_fp6(bytes, rows, cols, data),
+        _ => {
+            check(data.len(), rows, cols, bytes.len(), |rows, cols| rows * cols)?;
+            data.copy_from_slice(bytes);
+            Ok(())
+        }
+    }
+}
 
 /// Bytes of a row-major [rows, cols] matrix of FP4 elements.
 #[must_use]
@@ -26,6 +97,26 @@ pub const fn fp6_len(rows: usize, cols: usize) -> usize {
 /// Six bits per element, rounded up to bytes, without overflow for any `cols`.
 const fn fp6_row(cols: usize) -> usize {
     cols / 4 * 3 + (cols % 4 * 6).div_ceil(8)
+}
+
+/// Element `index` of a packed row.
+///
+/// # Panics
+///
+/// If the row is too short.
+#[must_use]
+#[inline(always)]
+pub fn code(element: ElementFormat, row: &[u8], index: usize) -> u8 {
+    match element.bits() {
+        4 => row[index / 2] >> (index % 2 * 4) & 0xF,
+        6 => {
+            let (byte, shift) = (index * 6 / 8, index * 6 % 8);
+            // Only elements across two bytes read the second.
+            let next = if shift > 2 { row[byte + 1] } else { 0 };
+            (u16::from_le_bytes([row[byte], next]) >> shift) as u8 & 0x3F
+        }
+        _ => row[index],
+    }
 }
 
 /// Packs row-major [rows, cols] FP4 elements, one per byte, into [`fp4_len`] bytes. The high

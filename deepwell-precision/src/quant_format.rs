@@ -124,8 +124,8 @@ pub struct QuantFormat {
     pub tensor_scale: TensorScale,
     /// Rounding of elements.
     pub rounding: ElementRounding,
-    /// Transform along the contraction before quantization, of NVFP4. Both operands of a GEMM have
-    /// the same.
+    /// Transform along the contraction before quantization, of elements of four bits. Both operands
+    /// of a GEMM have the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hadamard: Option<Hadamard16>,
     /// Order of the operations on scales of NVFP4.
@@ -169,8 +169,17 @@ impl QuantFormat {
         rounding: ElementRounding::Nearest,
         ..Self::MXFP8
     };
+    /// E2M1 elements with an E8M0 scale for each 32: OCP MXFP4, scales by RCEIL.
+    pub const MXFP4: Self = Self::mx(ElementFormat::E2M1);
     /// Formats that a policy can name, one per family.
-    pub const FAMILIES: &'static [Self] = &[Self::MXFP8, Self::NVFP4];
+    pub const FAMILIES: &'static [Self] = &[
+        Self::MXFP8,
+        Self::mx(ElementFormat::E5M2),
+        Self::mx(ElementFormat::E2M3),
+        Self::mx(ElementFormat::E3M2),
+        Self::MXFP4,
+        Self::NVFP4,
+    ];
 
     /// The MX format of these elements: blocks of 1x32, scales by RCEIL.
     #[must_use]
@@ -198,12 +207,25 @@ impl QuantFormat {
         Self::FAMILIES.iter().copied().find(|format| format.name() == name)
     }
 
-    /// Whether both have the same kind of elements and scales, as one GEMM requires.
+    /// Whether both have the same kind of elements and scales.
     #[must_use]
     pub fn is_of_family(&self, other: &Self) -> bool {
         let same_scale =
             self.scale.name() == other.scale.name() && self.tensor_scale == other.tensor_scale;
         self.element == other.element && same_scale
+    }
+
+    /// Whether scales are exponents and there is no tensor scale: OCP MX, with any elements.
+    #[must_use]
+    pub const fn is_mx(&self) -> bool {
+        matches!((self.scale, self.tensor_scale), (ScaleFormat::E8m0(_), TensorScale::None))
+    }
+
+    /// Whether elements have four bits. In these formats a tensor's error is large for any data, so
+    /// guards judge products.
+    #[must_use]
+    pub const fn has_four_bits(&self) -> bool {
+        self.element.bits() == 4
     }
 
     /// Name of the family in capitals, for sentences.
@@ -245,19 +267,25 @@ impl QuantFormat {
         }
     }
 
+    /// Sets the elements of an MX format; no effect if scales are not exponents.
+    #[must_use]
+    pub const fn with_element(self, element: ElementFormat) -> Self {
+        match self.scale {
+            ScaleFormat::E8m0(_) => Self { element, ..self },
+            ScaleFormat::Ue4m3(_) => self,
+        }
+    }
+
     /// Sets the rounding.
     #[must_use]
     pub const fn with_rounding(self, rounding: ElementRounding) -> Self {
         Self { rounding, ..self }
     }
 
-    /// Sets the transform; no effect if there is no tensor scale.
+    /// Sets the transform; no effect if elements have more than four bits.
     #[must_use]
     pub const fn with_hadamard(self, hadamard: Option<Hadamard16>) -> Self {
-        match self.tensor_scale {
-            TensorScale::F32 => Self { hadamard, ..self },
-            TensorScale::None => self,
-        }
+        if self.has_four_bits() { Self { hadamard, ..self } } else { self }
     }
 
     /// Sets the order of the operations on scales; no effect if there is no tensor scale.
@@ -278,10 +306,19 @@ impl QuantFormat {
         Self { four_six, scale: ScaleFormat::Ue4m3(bound), ..self }
     }
 
-    /// Whether one GEMM may read operands in both formats: the same family and transform.
+    /// Whether one GEMM may read operands in both formats: the same transform, and the same family
+    /// or two MX formats, whose elements may differ.
+    ///
+    /// ```
+    /// use deepwell_precision::{ElementFormat, QuantFormat};
+    /// let gradients = QuantFormat::mx(ElementFormat::E5M2);
+    /// assert!(gradients.multiplies_with(&QuantFormat::MXFP8));
+    /// assert!(!QuantFormat::MXFP4.multiplies_with(&QuantFormat::NVFP4));
+    /// ```
     #[must_use]
     pub fn multiplies_with(&self, other: &Self) -> bool {
-        self.is_of_family(other) && self.hadamard == other.hadamard
+        let are_mx = self.is_mx() && other.is_mx();
+        (are_mx || self.is_of_family(other)) && self.hadamard == other.hadamard
     }
 
     /// Whether elements are rounded stochastically.
@@ -290,22 +327,26 @@ impl QuantFormat {
         self.rounding == ElementRounding::Stochastic
     }
 
-    /// Checks that settings of NVFP4 do not exclude each other.
+    /// Checks that the settings of a format fit its scales and blocks.
     ///
     /// # Errors
     ///
-    /// [`QuantizeError::Format`] for the selection of 4 or 6 with square blocks, where it gains
-    /// nothing, with stochastic rounding, whose mean it would shift, or with a transform; and for
-    /// a transform of square blocks, which have no direction.
+    /// [`QuantizeError::Format`] for other elements than E2M1 with scales of UE4M3; for the
+    /// selection of 4 or 6 with square blocks, where it gains nothing, with stochastic rounding,
+    /// whose mean it would shift, or with a transform; and for a transform of square blocks, which
+    /// have no direction.
     pub fn check_settings(&self) -> Result<(), QuantizeError> {
         let (is_square, is_transformed) = (self.block.is_square(), self.hadamard.is_some());
+        if !Self::FAMILIES.iter().any(|family| self.is_of_family(family)) {
+            return Err(self.refused("e2m1 elements with scales of ue4m3"));
+        }
         if self.four_six && (is_square || is_transformed || self.is_stochastic()) {
             return Err(self.refused(
                 "4/6 with blocks of 1x16, rounding to nearest and no Hadamard transform",
             ));
         }
         if is_transformed && is_square {
-            return Err(self.refused("blocks of 1x16 with a Hadamard transform"));
+            return Err(self.refused("blocks of one row with a Hadamard transform"));
         }
         Ok(())
     }
@@ -329,6 +370,9 @@ impl QuantFormat {
         };
         if !self.block.is_square() && self.block.rows != 1 {
             return Err(self.refused(EXPECTED));
+        }
+        if self.hadamard.is_some() {
+            return Err(self.refused("an MX format whose transform was applied before"));
         }
         let block = self.block.shape();
         Ok(MxSpec { element: self.element, scale_rule, granularity, block })
@@ -385,6 +429,19 @@ mod tests {
                 "nvfp4 1x16 4/6 order=te",
                 16,
             ),
+            (QuantFormat::mx(ElementFormat::E5M2).square(), "mxfp8-e5m2 32x32", 32),
+            (QuantFormat::mx(ElementFormat::E2M3), "mxfp6-e2m3 1x32", 32),
+            (
+                QuantFormat::mx(ElementFormat::E3M2).with_hadamard(Some(Hadamard16::TRAINING)),
+                "mxfp6-e3m2 1x32",
+                32,
+            ),
+            (
+                QuantFormat::MXFP4.with_hadamard(Some(Hadamard16::TRAINING)).with_four_six(true),
+                "mxfp4 1x32 hadamard",
+                32,
+            ),
+            (QuantFormat::NVFP4.with_element(ElementFormat::E4M3), "nvfp4 1x16", 16),
             (
                 mx.with_four_six(true)
                     .with_order(ScaleOrder::Te)
@@ -398,6 +455,38 @@ mod tests {
             let json = serde_json::to_string(&format).unwrap();
             assert_eq!(serde_json::from_str::<QuantFormat>(&json).unwrap(), format, "{json}");
             assert!(format.is_of_family(&QuantFormat::named(format.name()).unwrap()), "{text}");
+        }
+    }
+
+    /// Every pair of families: MX formats multiply with each other, NVFP4 with itself alone.
+    #[test]
+    fn formats_that_multiply() {
+        for a in QuantFormat::FAMILIES {
+            for b in QuantFormat::FAMILIES {
+                let expected = a.is_mx() == b.is_mx();
+                assert_eq!(a.multiplies_with(b), expected, "{a} and {b}");
+            }
+        }
+        let turned = QuantFormat::MXFP4.with_hadamard(Some(Hadamard16::TRAINING));
+        assert!(turned.multiplies_with(&turned));
+        assert!(!turned.multiplies_with(&QuantFormat::MXFP4));
+        assert!(!turned.multiplies_with(&QuantFormat::MXFP8));
+    }
+
+    #[test]
+    fn settings_that_exclude_each_other() {
+        let transform = Some(Hadamard16::TRAINING);
+        let odd = QuantFormat { element: ElementFormat::E4M3, ..QuantFormat::NVFP4 };
+        for (format, expected) in [
+            (odd, "expected e2m1 elements with scales of ue4m3"),
+            (QuantFormat::MXFP4.with_hadamard(transform).square(), "expected blocks of one row"),
+            (QuantFormat::NVFP4.with_hadamard(transform).square(), "expected blocks of one row"),
+        ] {
+            let error = format.check_settings().unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+        for family in QuantFormat::FAMILIES {
+            family.with_hadamard(transform).check_settings().unwrap();
         }
     }
 

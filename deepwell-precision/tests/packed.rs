@@ -1,6 +1,8 @@
 //! Dense storage of four- and six-bit elements, and the block formats that use it.
 
-use deepwell_precision::packed::{fp4_len, fp6_len, pack_fp4, pack_fp6, unpack_fp4, unpack_fp6};
+use deepwell_precision::packed::{
+    self, fp4_len, fp6_len, pack_fp4, pack_fp6, unpack_fp4, unpack_fp6,
+};
 use deepwell_precision::{
     ElementFormat, QuantFormat, ScaleRule, dequantize_rows, e8m0, quantize_rows, scales_len,
 };
@@ -127,6 +129,30 @@ proptest! {
                     prop_assert!((scaled - got).abs() <= half_ulp, "{x:e} {element}");
                 }
             }
+        }
+    }
+}
+
+/// Each element of a packed row is found alone, in every width, and rows start at whole bytes.
+#[test]
+fn elements_of_packed_rows() {
+    for &element in ElementFormat::ALL {
+        let mask = ((1_u32 << element.bits()) - 1) as u8;
+        for cols in [1, 2, 3, 4, 5, 7, 8, 9, 31, 32, 33] {
+            let rows = 3;
+            let codes: Vec<u8> = (0..rows * cols).map(|i| (i * 37 + 5) as u8 & mask).collect();
+            let mut bytes = vec![0; packed::len(element, rows, cols)];
+            packed::pack(element, &codes, rows, cols, &mut bytes).unwrap();
+            let mut back = vec![0; codes.len()];
+            packed::unpack(element, &bytes, rows, cols, &mut back).unwrap();
+            assert_eq!(back, codes, "{element} {cols}");
+            for (index, &code) in codes.iter().enumerate() {
+                let row = &bytes[packed::len(element, index / cols, cols)..];
+                let row = &row[..packed::len(element, 1, cols)];
+                assert_eq!(packed::code(element, row, index % cols), code, "{element} {cols}");
+            }
+            let error = packed::pack(element, &codes, rows, cols + 1, &mut bytes).unwrap_err();
+            assert!(error.to_string().contains("data"), "{error}");
         }
     }
 }

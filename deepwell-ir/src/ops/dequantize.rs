@@ -13,9 +13,9 @@ use crate::{DType, OpError, Shape, Storage};
 /// Columnwise data is stored transposed, `[C, R]`. The result has the layout of x, so ops can read
 /// the result in place of x.
 ///
-/// An element of MXFP8 is an E4M3 number times a power of two. Such a number has four significant
-/// bits, so BF16 holds it exactly, with two exceptions: numbers with bits below 2^-133, BF16's
-/// smallest number, are rounded to nearest even (a scale below 2^-124 and a small element), and
+/// An element of an MX format is a number of at most four significant bits times a power of two, so
+/// BF16 holds it exactly, with two exceptions: numbers with bits below 2^-133, BF16's smallest
+/// number, are rounded to nearest even (in MXFP8 a scale below 2^-124 and a small element), and
 /// numbers from 2^128 on become infinite (a scale above 2^119 and a large element). A block whose
 /// scale is NaN becomes NaN.
 ///

@@ -206,9 +206,7 @@ impl OpRule for ScaledGroupedGemm {
     fn attributes(&self) -> String {
         let ScaledGroupedGemm { kind, grouped, a, b, .. } = self;
         let mut text = format!("{} {}", kind.name(), grouped.describe());
-        if !a.is_of_family(&QuantFormat::MXFP8) {
-            text += &format!(" {}", a.name());
-        }
+        text += &super::scaled_gemm::families(a, b);
         let row = deepwell_precision::Block::row(a.scale.stored_every() as u16);
         if a.block != row || b.block != row {
             text += &format!(" blocks={}*{}", a.block, b.block);

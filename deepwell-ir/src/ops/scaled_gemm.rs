@@ -50,10 +50,7 @@ impl OpRule for ScaledGemm {
             text += " bias";
         }
         // MXFP8 and the format's own blocks are the default and not printed.
-        let is_mxfp8 = self.a.is_of_family(&QuantFormat::MXFP8);
-        if !is_mxfp8 {
-            text += &format!(" {}", self.a.name());
-        }
+        text += &families(&self.a, &self.b);
         if self.a.hadamard.is_some() {
             text += " hadamard";
         }
@@ -111,7 +108,7 @@ pub(super) fn operands_multiply(
 ) -> Result<(), OpError> {
     match a.multiplies_with(b) {
         true => Ok(()),
-        false if a.is_of_family(b) => {
+        false if a.is_mx() == b.is_mx() => {
             Err(check.error("operands with one transform", format!("{a} and {b}")))
         }
         false => {
@@ -120,7 +117,17 @@ pub(super) fn operands_multiply(
     }
 }
 
-/// Unit that multiplies operands of a format.
+/// The formats of both operands, after a space: one name if they are equal, nothing for MXFP8.
+pub(super) fn families(a: &QuantFormat, b: &QuantFormat) -> String {
+    match (a.is_of_family(b), a.is_of_family(&QuantFormat::MXFP8)) {
+        (true, true) => String::new(),
+        (true, false) => format!(" {}", a.name()),
+        (false, _) => format!(" {}*{}", a.name(), b.name()),
+    }
+}
+
+/// Unit that multiplies operands of a format. All MX formats share one, `kind::mxf8f6f4` of
+/// Blackwell: it takes any two element formats at the rate of MXFP8.
 pub(super) fn unit_of(format: &QuantFormat) -> MathUnit {
     match (format.element, format.scale) {
         (ElementFormat::E2M1, ScaleFormat::Ue4m3(_)) => MathUnit::Nvfp4,

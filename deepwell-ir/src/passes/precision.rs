@@ -146,8 +146,16 @@ struct Need {
     stochastic: Option<Axis>,
     /// Whether the tensor is a slice, with a tensor scale.
     is_slice: bool,
+    /// Whether random words are those of the whole tensor, of which this rank has a slice.
+    has_words_of_whole: bool,
     /// Offsets of groups of rows, each with a tensor scale.
     offsets: Option<TensorId>,
+}
+
+/// Whether kernels round a slice of a tensor with the random words of the whole. The CUDA kernel of
+/// MXFP8 counts elements of the slice.
+fn has_words_of_whole(format: &QuantFormat) -> bool {
+    !format.is_of_family(&QuantFormat::MXFP8)
 }
 
 /// Quantizations of each tensor, in order of use.
@@ -256,10 +264,14 @@ impl Rewrite<'_> {
                 let known = of_tensor.iter().position(|need| need.format == nearest);
                 let index = known.unwrap_or_else(|| {
                     let has_tensor_scale = Storage::plane_count(&format) == 3;
-                    let is_slice = is_slice && has_tensor_scale;
-                    let offsets = offsets.filter(|_| has_tensor_scale);
-                    let format = nearest;
-                    of_tensor.push(Need { format, axis, stochastic: None, is_slice, offsets });
+                    of_tensor.push(Need {
+                        format: nearest,
+                        axis,
+                        stochastic: None,
+                        is_slice: is_slice && has_tensor_scale,
+                        has_words_of_whole: is_slice && has_words_of_whole(&format),
+                        offsets: offsets.filter(|_| has_tensor_scale),
+                    });
                     of_tensor.len() - 1
                 });
                 let need = &mut of_tensor[index];
@@ -455,7 +467,8 @@ impl Rewrite<'_> {
                 let rounded = Tensor { name: name.clone(), ..self.result.tensor(data).clone() };
                 let rounded = self.result.add_tensor(rounded);
                 let amax = self.amaxes.get(&(tensor, need.format)).copied();
-                let columns = self.slices.filter(|_| need.is_slice).map(|slices| PartOfColumns {
+                let columns = self.slices.filter(|_| need.has_words_of_whole);
+                let columns = columns.map(|slices| PartOfColumns {
                     place: slices.rank.place,
                     parts: slices.rank.ranks,
                 });

@@ -146,12 +146,12 @@ impl Plan {
         self.policy.repaired().map(|policy| Plan { policy, ..self.clone() })
     }
 
-    /// The plan of the steps that measure the error of quantized GEMMs: of formats with a tensor
-    /// scale, multiplied as they are, where a rank has whole master weights. `None` for others.
+    /// The plan of the steps that measure the error of quantized GEMMs: of formats with four bits,
+    /// multiplied as they are, where a rank has whole master weights. `None` for others.
     pub fn measured(&self) -> Option<Plan> {
-        let has_tensor_scale = self.policy.format().has_tensor_scale();
+        let has_four_bits = self.policy.format().has_four_bits();
         let is_native = self.policy.gemm() == GemmMode::Native;
-        let is_measured = has_tensor_scale && is_native && !self.parallel.shares();
+        let is_measured = has_four_bits && is_native && !self.parallel.shares();
         is_measured.then(|| Plan { measures_products: true, ..self.clone() })
     }
 

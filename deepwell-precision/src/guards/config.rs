@@ -14,12 +14,15 @@ pub struct GuardConfig {
     /// are not normally distributed: small models that matched BF16's loss lost 5 to 6 % of a
     /// tensor this way. Block scaling is not suited to a tensor of which half underflows.
     pub underflow_fraction_max: f64,
-    /// [`GuardConfig::underflow_fraction_max`] for formats with elements of four bits.
+    /// [`GuardConfig::underflow_fraction_max`] for elements of a small range: E2M1, and E2M3 of
+    /// MXFP6.
     ///
     /// Default 0.9. An element of E2M1 underflows when it is 24 times smaller than the largest of
     /// its block: operands of llama-134m lose half of their elements this way in runs that follow
-    /// BF16's loss (`benchmarks/nvfp4_h200_2026-11-30b.md`). Under an outlier that dominates a
-    /// tensor nearly all elements underflow. The error of products is the finer signal.
+    /// BF16's loss (`benchmarks/nvfp4_h200_2026-11-30b.md`). One of E2M3 underflows at a 120th:
+    /// normal numbers times log-normal ones of σ = 2 lose half of their elements. Under an outlier
+    /// that dominates a tensor nearly all elements underflow. The error of products is the finer
+    /// signal.
     #[serde(skip_serializing_if = "is_default_fp4_underflow")]
     pub fp4_underflow_fraction_max: f64,
     /// Threshold for the saturated share of a tensor, 0 to 1; a step above the threshold counts
@@ -28,6 +31,14 @@ pub struct GuardConfig {
     /// Default 0.03. Under the floor rule a fifth (log2(2 / 1.75) = 19 %) of all blocks clip their
     /// largest element by design, that is 0.6 % of the elements; the default is five times as much.
     pub saturation_fraction_max: f64,
+    /// [`GuardConfig::saturation_fraction_max`] for MXFP4. NVFP4 saturates by design, so its
+    /// saturations count for nothing.
+    ///
+    /// Default 0.125. E2M1 ends at 1.5 * 2^2, so that under the floor rule two fifths
+    /// (log2(2 / 1.5) = 42 %) of all blocks clip, 2.5 % of normally distributed elements; the
+    /// default is five times as much.
+    #[serde(skip_serializing_if = "is_default_fp4_saturation")]
+    pub fp4_saturation_fraction_max: f64,
     /// Threshold for the share of a tensor's blocks, counted as elements / 32, with a scale clamped
     /// to 2^-127, 0 to 1; a step above the threshold counts against the tensor's GEMMs.
     ///
@@ -49,8 +60,8 @@ pub struct GuardConfig {
     ///
     /// Default 3: a single odd batch does not recompile a model.
     pub strikes_max: u32,
-    /// Steps between two measurements of the error of quantized GEMMs, in formats with a tensor
-    /// scale; 0 for none.
+    /// Steps between two measurements of the error of quantized GEMMs, in formats with elements of
+    /// four bits; 0 for none.
     ///
     /// Default 64. Other steps run another program and pay nothing.
     #[serde(skip_serializing_if = "is_default_interval")]
@@ -76,8 +87,8 @@ pub struct GuardConfig {
     /// Default 2: within 128 steps.
     #[serde(skip_serializing_if = "is_default_product_strikes")]
     pub product_strikes_max: u32,
-    /// Largest share of the linear FLOPs, 0 to 1, of GEMMs moved away from a format with a tensor
-    /// scale; with more, the run stops.
+    /// Largest share of the linear FLOPs, 0 to 1, of GEMMs moved away from a format with fewer
+    /// bits than MXFP8; with more, the run stops.
     ///
     /// Default 0.25: a model of which more offends does not suit the format.
     #[serde(skip_serializing_if = "is_default_moved")]
@@ -138,6 +149,11 @@ fn is_default_fp4_underflow(share: &f64) -> bool {
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
+fn is_default_fp4_saturation(share: &f64) -> bool {
+    *share == GuardConfig::default().fp4_saturation_fraction_max
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde hands a reference")]
 fn is_default_moved(share: &f64) -> bool {
     *share == GuardConfig::default().moved_flops_max
 }
@@ -168,6 +184,7 @@ impl Default for GuardConfig {
             underflow_fraction_max: 0.5,
             fp4_underflow_fraction_max: 0.9,
             saturation_fraction_max: 0.03,
+            fp4_saturation_fraction_max: 0.125,
             scale_clamp_fraction_max: 0.01,
             amax_growth_max: 65536.0,
             amax_history_len: 16,

@@ -10,8 +10,8 @@
 //!                        └──────────────────────────────┘
 //! ```
 //!
-//! GEMMs of a format with a tensor scale first move to MXFP8, which takes the place of Bf16 in the
-//! picture, and from there to BF16 if they offend again.
+//! GEMMs of a format with fewer bits than MXFP8 first move to MXFP8, which takes the place of Bf16
+//! in the picture, and from there to BF16 if they offend again.
 
 use alloc::format;
 use alloc::string::String;
@@ -22,7 +22,7 @@ use super::departure::{Departure, History};
 use super::product::{LowProduct, Products};
 use super::window::Window;
 use super::{GuardConfig, Observed};
-use crate::{BLOCK, QuantStats};
+use crate::{BLOCK, ElementFormat, QuantStats};
 
 /// Precision that the guards assign to the GEMMs of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,10 +60,13 @@ pub(super) struct Evidence {
     #[serde(default)]
     pub(super) backward_amax: f32,
     pub(super) underflow_fraction: f64,
-    /// Of operands in formats with a tensor scale.
+    /// Of operands with elements of a small range.
     #[serde(default)]
     pub(super) fp4_underflow_fraction: f64,
     pub(super) saturation_fraction: f64,
+    /// Of operands with E2M1 elements under exponents.
+    #[serde(default)]
+    pub(super) fp4_saturation_fraction: f64,
     pub(super) scale_clamp_fraction: f64,
     pub(super) nonfinite: u64,
     /// Whether the GEMMs read the step's first operand with non-finite values.
@@ -150,13 +153,20 @@ impl Gemm {
         evidence.amax = evidence.amax.max(stats.amax);
         evidence.nonfinite += stats.nonfinite;
         let raise = |share: &mut f64, to: f64| *share = share.max(to);
+        let underflow = match operand.has_tensor_scale || operand.has_small_range() {
+            true => &mut evidence.fp4_underflow_fraction,
+            false => &mut evidence.underflow_fraction,
+        };
+        raise(underflow, stats.underflow_fraction());
         if operand.has_tensor_scale {
-            raise(&mut evidence.fp4_underflow_fraction, stats.underflow_fraction());
             return;
         }
         let blocks = stats.elements.div_ceil(BLOCK as u64);
-        raise(&mut evidence.underflow_fraction, stats.underflow_fraction());
-        raise(&mut evidence.saturation_fraction, stats.saturation_fraction());
+        let saturation = match operand.element {
+            ElementFormat::E2M1 => &mut evidence.fp4_saturation_fraction,
+            _ => &mut evidence.saturation_fraction,
+        };
+        raise(saturation, stats.saturation_fraction());
         raise(&mut evidence.scale_clamp_fraction, stats.scale_clamps as f64 / blocks as f64);
     }
 
@@ -198,11 +208,13 @@ impl Gemm {
         let saturation = "of the elements of a tensor saturated";
         let clamps = "of the scales of a tensor fell below 2^-127";
         let fp4_max = config.fp4_underflow_fraction_max;
+        let fp4_saturation_max = config.fp4_saturation_fraction_max;
         share(underflow, evidence.underflow_fraction, config.underflow_fraction_max)
             .or_else(|| share(underflow, evidence.fp4_underflow_fraction, fp4_max))
             .or_else(|| {
                 share(saturation, evidence.saturation_fraction, config.saturation_fraction_max)
             })
+            .or_else(|| share(saturation, evidence.fp4_saturation_fraction, fp4_saturation_max))
             .or_else(|| {
                 share(clamps, evidence.scale_clamp_fraction, config.scale_clamp_fraction_max)
             })

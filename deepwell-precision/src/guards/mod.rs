@@ -476,4 +476,6 @@ impl Guards {
 }
 
 #[cfg(test)]
+mod limit_tests;
+#[cfg(test)]
 mod tests;

@@ -70,7 +70,11 @@ fn other(name: &str) -> &'static str {
         "fp8" | "float8" | "e4m3" | "fp8_e4m3" | "mxfp8-32" => {
             "\nhint: eight bits are `mxfp8-128` on Hopper and `mxfp8` elsewhere"
         }
-        "fp4" | "float4" | "e2m1" | "mxfp4" => "\nhint: four bits are `nvfp4`",
+        "hybrid" | "e5m2" | "fp8_e5m2" | "fp8-hybrid" => {
+            "\nhint: `mxfp8-hybrid` has E5M2 gradients, `mxfp8-e5m2` E5M2 everywhere"
+        }
+        "fp6" | "float6" | "e2m3" | "e3m2" => "\nhint: six bits are `mxfp6`",
+        "fp4" | "float4" | "e2m1" => "\nhint: four bits are `nvfp4` and `mxfp4`",
         "fp16" | "float16" | "half" | "bfloat16" => "\nhint: sixteen bits are `bf16`",
         "fp32" | "float32" | "float" | "tf32" => "\nhint: 32 bits are `f32`",
         _ => "",

@@ -4,14 +4,17 @@
 //! it into one [`Assignment`] per tensor of a model. The file form, in which every key is optional:
 //!
 //! ```toml
-//! precision = "mxfp8"           # f32 | bf16 | mxfp8 | mxfp8-floor | mxfp8-128 | mxfp8-2d | nvfp4
+//! precision = "mxfp8"           # f32 | bf16 | mxfp8 | mxfp8-floor | mxfp8-128 | mxfp8-2d |
+//!                               # mxfp8-hybrid | mxfp8-e5m2 | mxfp6 | mxfp6-e2m3 | mxfp6-e3m2 |
+//!                               # mxfp4 | nvfp4
 //! scale_rule = "rceil"          # rceil | floor | min_error
 //! granularity = 32              # 32 | 128
 //! weight_block = "row"          # row | square
+//! gradient_element = "e5m2"     # elements of gradients in MX formats; the default of mxfp8-hybrid
 //! fallback = "safe"             # safe | strict | off
 //! keep_first_last_bf16 = true   # the first and the last linear tensor stay BF16
 //! scale_order = "deepwell"      # deepwell | te: arithmetic of NVFP4's scales
-//! last_blocks = { percent = 15, format = "mxfp8" }    # the default of nvfp4; 0 for none
+//! last_blocks = { percent = 15, format = "mxfp8" }    # default of nvfp4, mxfp4; 0 for none
 //! repair = { forward = "bf16", percent = 18 }    # fprop in BF16 in the last 18 % of the steps;
 //!                               # `spike_steps = 200`: also so long after a loss spike
 //!
@@ -31,25 +34,26 @@
 //! ```
 //!
 //! The three GEMMs of a linear tensor are `fprop` (of `activation` and `weight`), `dgrad` (of
-//! `gradient` and `weight`) and `wgrad` (of `gradient` and `activation`). An operand is `"mxfp8"`,
-//! `"nvfp4"`, `"bf16"` or a table with any of the keys `format`, `element`, `scale_rule`,
-//! `granularity`, `block`, `rounding` (`nearest`, `stochastic`), and for NVFP4 `hadamard` and
-//! `four_six` (`true`, `false`). A GEMM with one quantized
+//! `gradient` and `weight`) and `wgrad` (of `gradient` and `activation`). An operand is the
+//! name of a format (`"mxfp8"`, `"mxfp8-e5m2"`, `"mxfp6-e2m3"`, `"mxfp6-e3m2"`, `"mxfp4"`,
+//! `"nvfp4"`, `"bf16"`) or a table with any of the keys `format`, `element`, `scale_rule`,
+//! `granularity`, `block`, `rounding` (`nearest`, `stochastic`), in four bits `hadamard` and in
+//! NVFP4 `four_six` (`true`, `false`). A GEMM with one quantized
 //! operand is a BF16 GEMM on that operand dequantized: it shows the effect of this quantization on
 //! the loss and saves no time. A rule with a format starts again from the defaults for its tensors.
 //!
 //! A `*` in a glob matches any run of characters, dots included; `?` matches one, `[ab]` one of a
 //! set and `{a,b}` one of several words.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use globset::{Glob, GlobMatcher};
 use serde::{Deserialize, Serialize};
 
 use crate::nvfp4::ScaleOrder;
 use crate::{
-    Assignment, BlockShape, Fallback, Format, GemmMode, Granularity, QuantFormat, Role, ScaleRule,
-    TensorUse,
+    Assignment, BlockShape, ElementFormat, Fallback, Format, GemmMode, Granularity, OperandClass,
+    QuantFormat, Role, ScaleRule, TensorUse,
 };
 
 mod error;
@@ -68,8 +72,21 @@ pub use recipe::{LastBlocks, RecipePart};
 pub use repair::Repair;
 
 /// Names accepted by [`PrecisionPolicy::preset`].
-pub const PRESETS: &[&str] =
-    &["f32", "bf16", "mxfp8", "mxfp8-floor", "mxfp8-128", "mxfp8-2d", "nvfp4"];
+pub const PRESETS: &[&str] = &[
+    "f32",
+    "bf16",
+    "mxfp8",
+    "mxfp8-floor",
+    "mxfp8-128",
+    "mxfp8-2d",
+    "mxfp8-hybrid",
+    "mxfp8-e5m2",
+    "mxfp6",
+    "mxfp6-e2m3",
+    "mxfp6-e3m2",
+    "mxfp4",
+    "nvfp4",
+];
 
 /// Formats by role, by position and by glob. See the module documentation for the TOML form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,6 +106,9 @@ pub struct PrecisionPolicy {
     scale_order: ScaleOrder,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     last_blocks: Option<LastBlocks>,
+    /// Elements of gradients in tensors of the policy's own format.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gradient_element: Option<ElementFormat>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     repair: Option<Repair>,
     rules: Vec<Rule>,
@@ -137,6 +157,19 @@ struct Decision {
     reason: String,
 }
 
+/// Names the operands whose elements are not those of the tensor's format, for a reason.
+fn other_elements(format: Format, operands: &[Option<QuantFormat>; 6]) -> String {
+    let Some(own) = format.quantized() else { return String::new() };
+    let mut others: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (class, operand) in OperandClass::ALL.iter().zip(operands) {
+        if let Some(operand) = operand.filter(|operand| operand.element != own.element) {
+            others.entry(operand.name()).or_default().push(class.name());
+        }
+    }
+    let named = others.iter().map(|(name, of)| format!("; {} in `{name}`", of.join(" and ")));
+    named.collect()
+}
+
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -158,6 +191,7 @@ impl PrecisionPolicy {
             operands: OperandSettings::new(),
             scale_order: ScaleOrder::Deepwell,
             last_blocks: None,
+            gradient_element: None,
             repair: None,
             rules: Vec::new(),
             forced_bf16: Vec::new(),
@@ -178,7 +212,9 @@ impl PrecisionPolicy {
 
     /// The policy of one of [`PRESETS`]: `f32`, `bf16`, `mxfp8`; `mxfp8-floor` with the OCP floor
     /// scale rule; `mxfp8-128` with one exponent per 128 elements and 128 x 128 weight blocks;
-    /// `mxfp8-2d` with 32 x 32 weight blocks; `nvfp4`.
+    /// `mxfp8-2d` with 32 x 32 weight blocks; `mxfp8-hybrid` with E5M2 gradients; `mxfp6`, of E2M3
+    /// with E3M2 gradients; `mxfp8-e5m2`, `mxfp6-e2m3` and `mxfp6-e3m2` with the same elements
+    /// everywhere; `mxfp4` and `nvfp4` with the recipes of four bits.
     ///
     /// # Errors
     ///
@@ -194,6 +230,13 @@ impl PrecisionPolicy {
                 Self { granularity: Granularity::G128, weight_block: BlockShape::Square, ..mxfp8 }
             }
             "mxfp8-2d" => Self { weight_block: BlockShape::Square, ..mxfp8 },
+            "mxfp8-hybrid" => mxfp8.with_part(RecipePart::GradientElement),
+            "mxfp6" => Self { format: Format::mx(ElementFormat::E2M3), ..mxfp8 }
+                .with_part(RecipePart::GradientElement),
+            "mxfp8-e5m2" => Self { format: Format::mx(ElementFormat::E5M2), ..mxfp8 },
+            "mxfp6-e2m3" => Self { format: Format::mx(ElementFormat::E2M3), ..mxfp8 },
+            "mxfp6-e3m2" => Self { format: Format::mx(ElementFormat::E3M2), ..mxfp8 },
+            "mxfp4" => Self::mxfp4(),
             "nvfp4" => Self::nvfp4(),
             _ => return Err(PolicyError::UnknownPreset { got: name.to_owned() }),
         })
@@ -242,6 +285,13 @@ impl PrecisionPolicy {
     fn of_activations(&self, format: QuantFormat) -> QuantFormat {
         let format = format.with_scale_rule(self.scale_rule).with_granularity(self.granularity);
         format.with_order(self.scale_order)
+    }
+
+    /// Other elements in tensors of the policy's own format; those of rules keep theirs.
+    fn of_gradients(&self, format: QuantFormat) -> QuantFormat {
+        let is_own = self.format.quantized().is_some_and(|own| own.is_of_family(&format));
+        let element = self.gradient_element.filter(|_| is_own).unwrap_or(format.element);
+        self.of_activations(format.with_element(element))
     }
 
     /// Adds a rule, which takes precedence over earlier rules.
@@ -319,8 +369,8 @@ impl PrecisionPolicy {
     }
 
     /// [`PrecisionPolicy::force_bf16`] for any format. [`Format::MXFP8`] changes only tensors in
-    /// formats with a tensor scale, all of whose operands are then rounded to nearest in blocks of
-    /// one row.
+    /// formats of fewer bits, all of whose operands are then rounded to nearest in blocks of one
+    /// row.
     #[must_use]
     pub fn force<N, R>(mut self, format: Format, tensors: impl IntoIterator<Item = (N, R)>) -> Self
     where
@@ -409,7 +459,7 @@ impl PrecisionPolicy {
             matched.insert(tensor.name);
             let is_lower = match format {
                 Format::Bf16 => decision.format.is_quantized(),
-                _ => decision.format.has_tensor_scale(),
+                _ => decision.format.has_fewer_bits_than_mxfp8(),
             };
             if is_lower {
                 let (operands, reason) = (LastBlocks::operands(), reason.clone());
@@ -434,6 +484,7 @@ impl PrecisionPolicy {
         };
         let is_plain = format.is_quantized() && operands == [None; 6];
         let format = if is_plain { Format::Bf16 } else { format };
+        let reason = reason + &other_elements(format, &operands);
         Assignment { format, operands, gemm: self.gemm, reason }
     }
 

@@ -191,7 +191,8 @@ fn refused_operands() {
     for (text, expected) in [
         (
             "wgrad = 'fp8'",
-            "p.toml:1:9: expected one of `f32`, `bf16`, `mxfp8`, `nvfp4` as format, got `fp8`",
+            "p.toml:1:9: expected one of `f32`, `bf16`, `mxfp8`, `mxfp8-e5m2`, `mxfp6-e2m3`, \
+             `mxfp6-e3m2`, `mxfp4`, `nvfp4` as format, got `fp8`",
         ),
         (
             "[fprop]\ngradient = 'bf16'",
@@ -206,7 +207,8 @@ fn refused_operands() {
             "wgrd = 'bf16'",
             "p.toml:1:1: unknown field `wgrd`, expected one of `precision`, `scale_rule`, \
              `granularity`, `weight_block`, `fallback`, `keep_first_last_bf16`, `gemm`, \
-             `scale_order`, `last_blocks`, `repair`, `fprop`, `dgrad`, `wgrad`, `rule`\n\
+             `scale_order`, `last_blocks`, `gradient_element`, `repair`, `fprop`, `dgrad`, \
+             `wgrad`, `rule`\n\
              hint: the nearest key is `wgrad`",
         ),
         (

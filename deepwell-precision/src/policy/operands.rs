@@ -27,7 +27,8 @@ pub struct OperandSetting {
     pub block: Option<BlockShape>,
     /// Rounding of elements.
     pub rounding: Option<ElementRounding>,
-    /// Whether NVFP4 transforms the operand with [`Hadamard16::TRAINING`] before quantization.
+    /// Whether formats of four bits transform the operand with [`Hadamard16::TRAINING`] before
+    /// quantization.
     pub hadamard: Option<bool>,
     /// Whether NVFP4 may map the largest magnitude of a block to 4 instead of 6.
     pub four_six: Option<bool>,
@@ -70,6 +71,9 @@ impl OperandSetting {
     /// Quantization of an operand whose default is `base`; `None` if the operand is not quantized.
     fn resolve(&self, base: QuantFormat) -> Option<QuantFormat> {
         let mut format = match self.format {
+            Some(Format::Quantized(format)) if format.is_mx() && base.is_mx() => {
+                base.with_element(format.element)
+            }
             Some(Format::Quantized(format)) if !format.is_of_family(&base) => {
                 format.with_shape(base.block.shape()).with_order(base.order)
             }
@@ -112,6 +116,9 @@ impl PrecisionPolicy {
             let class = OperandClass::ALL[index];
             let base = match class {
                 OperandClass::FpropWeight | OperandClass::DgradWeight => self.of_weights(format),
+                OperandClass::DgradGradient | OperandClass::WgradGradient => {
+                    self.of_gradients(format)
+                }
                 _ => self.of_activations(format),
             };
             settings.get(&class).unwrap_or(&OperandSetting::default()).resolve(base)

@@ -1,7 +1,9 @@
-//! The recipe of NVFP4 training: its parts, and policies with and without each of them.
+//! Recipes of training in few bits: their parts, and policies with and without each of them.
 //!
 //! Source: "Pretraining Large Language Models with NVFP4", arXiv 2509.25149, and "Four Over Six",
-//! arXiv 2512.02010.
+//! arXiv 2512.02010. For MXFP4: "Training LLMs with MXFP4", arXiv 2502.20586, with stochastic
+//! rounding of gradients after a random Hadamard transform. E5M2 gradients are those of Transformer
+//! Engine's `HYBRID`.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +11,10 @@ use super::{OperandSettings, PrecisionPolicy, Rule};
 use crate::names::named_enum;
 use crate::nvfp4::ScaleOrder;
 use crate::operand::GemmKind;
-use crate::{BlockShape, ElementRounding, Format, OperandClass, OperandSetting, TensorUse};
+use crate::{
+    BlockShape, ElementFormat, ElementRounding, Format, OperandClass, OperandSetting, QuantFormat,
+    TensorUse,
+};
 
 /// The operands that the transform and the selection of 4 or 6 are for.
 const WGRAD: [OperandClass; 2] = OperandClass::of(GemmKind::Wgrad);
@@ -29,6 +34,9 @@ named_enum! {
         LastBlocks = "exceptions",
         /// Selection of 4 or 6 for the activations of fprop.
         FourSix = "four-six",
+        /// Elements of gradients with one more exponent bit, and one fraction bit less: E5M2 in
+        /// MXFP8, E3M2 in MXFP6.
+        GradientElement = "gradient-element",
     }
 }
 
@@ -97,6 +105,17 @@ impl PrecisionPolicy {
         RecipePart::ALL.iter().fold(bare, |policy, &part| policy.with_part(part))
     }
 
+    /// MXFP4 with the parts of the recipe that suit blocks of 32 with exponents as scales: the
+    /// Hadamard transform, stochastic rounding of gradients, and the last 15 % of the blocks in
+    /// MXFP8.
+    #[must_use]
+    pub fn mxfp4() -> Self {
+        use RecipePart::{Hadamard, LastBlocks, StochasticRounding};
+        let bare = Self { format: Format::MXFP4, ..Self::mxfp8() };
+        let parts = [Hadamard, StochasticRounding, LastBlocks];
+        parts.into_iter().fold(bare, Self::with_part)
+    }
+
     /// The order of the operations on scales of NVFP4.
     #[must_use]
     pub fn with_scale_order(self, scale_order: ScaleOrder) -> Self {
@@ -145,6 +164,15 @@ impl PrecisionPolicy {
                 &[OperandClass::FpropActivation],
                 &OperandSetting { four_six: Some(true), ..on },
             ),
+            RecipePart::GradientElement => {
+                let of_own = self.format.quantized().filter(QuantFormat::is_mx);
+                let gradient_element = of_own.and_then(|own| match own.element {
+                    ElementFormat::E4M3 => Some(ElementFormat::E5M2),
+                    ElementFormat::E2M3 => Some(ElementFormat::E3M2),
+                    _ => None,
+                });
+                Self { gradient_element, ..self }
+            }
         }
     }
 
@@ -158,6 +186,7 @@ impl PrecisionPolicy {
             }
             RecipePart::SquareWeights => self.weight_block = BlockShape::Row,
             RecipePart::LastBlocks => self.last_blocks = None,
+            RecipePart::GradientElement => self.gradient_element = None,
             RecipePart::FourSix => self.each(|it| it.four_six = it.four_six.and(Some(false))),
         }
         self

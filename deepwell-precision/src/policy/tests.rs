@@ -1,7 +1,7 @@
 //! Policies: who gets what, and the words of errors.
 
 use super::*;
-use crate::{ElementRounding, GemmKind, Hadamard16, OperandClass};
+use crate::{ElementRounding, GemmKind, Hadamard16};
 
 /// Two blocks of a small model, in execution order.
 fn tensors() -> Vec<TensorUse<'static>> {
@@ -107,6 +107,12 @@ fn presets_and_specs() {
         ("mxfp8-floor", OcpFloor, G32, Row),
         ("mxfp8-128", Rceil, G128, Square),
         ("mxfp8-2d", Rceil, G32, Square),
+        ("mxfp8-hybrid", Rceil, G32, Row),
+        ("mxfp8-e5m2", Rceil, G32, Row),
+        ("mxfp6", Rceil, G32, Row),
+        ("mxfp6-e2m3", Rceil, G32, Row),
+        ("mxfp6-e3m2", Rceil, G32, Row),
+        ("mxfp4", Rceil, G32, Row),
         ("nvfp4", Rceil, G32, Square),
     ] {
         let policy = PrecisionPolicy::preset(name).unwrap();
@@ -118,18 +124,25 @@ fn presets_and_specs() {
             for &class in OperandClass::ALL {
                 let block = if class.operand() == "weight" { weight_block } else { Row };
                 let is_nvfp4 = name == "nvfp4";
-                let is_random = is_nvfp4 && class.operand() == "gradient";
+                let has_recipe = is_nvfp4 || name == "mxfp4";
+                let is_gradient = class.operand() == "gradient";
+                let is_random = has_recipe && is_gradient;
                 let rounding =
                     if is_random { ElementRounding::Stochastic } else { ElementRounding::Nearest };
                 let mut format = format.with_shape(block).with_rounding(rounding);
-                if is_nvfp4 && class.gemm() == GemmKind::Wgrad {
+                match name {
+                    "mxfp8-hybrid" if is_gradient => format.element = ElementFormat::E5M2,
+                    "mxfp6" if is_gradient => format.element = ElementFormat::E3M2,
+                    _ => {}
+                }
+                if has_recipe && class.gemm() == GemmKind::Wgrad {
                     format = format.with_hadamard(Some(Hadamard16::TRAINING));
                 }
                 if is_nvfp4 && class == OperandClass::FpropActivation {
                     format = format.with_four_six(true);
                 }
                 // The second of two blocks is the last 15 %.
-                if is_nvfp4 && tensor.layer == Some(1) {
+                if has_recipe && tensor.layer == Some(1) {
                     format = QuantFormat::MXFP8;
                 }
                 let expected = assignment.format.is_quantized().then_some(format);
@@ -142,18 +155,35 @@ fn presets_and_specs() {
         let json = serde_json::to_string(&policy).unwrap();
         assert_eq!(serde_json::from_str::<PrecisionPolicy>(&json).unwrap(), policy, "{name}");
     }
-    assert_eq!(PRESETS.len(), 7);
+    assert_eq!(PRESETS.len(), 13);
 }
 
-/// Each part is in the defaults of `nvfp4`, alone and left out, and survives both forms.
+/// Each part of a preset is in its defaults, alone and left out, and survives both forms.
 #[test]
 fn parts_of_the_recipe() {
-    let whole = PrecisionPolicy::nvfp4();
-    for &part in RecipePart::ALL {
+    use RecipePart::{
+        FourSix, GradientElement, Hadamard, LastBlocks, SquareWeights, StochasticRounding,
+    };
+    for (name, parts) in [
+        ("mxfp8", &[][..]),
+        ("mxfp8-hybrid", &[GradientElement]),
+        ("mxfp6", &[GradientElement]),
+        ("mxfp6-e3m2", &[]),
+        ("mxfp4", &[Hadamard, StochasticRounding, LastBlocks]),
+        ("nvfp4", &[Hadamard, StochasticRounding, SquareWeights, LastBlocks, FourSix]),
+    ] {
+        let policy = PrecisionPolicy::preset(name).unwrap();
+        let known = RecipePart::ALL.iter().filter(|&&part| policy.has_part(part));
+        assert_eq!(known.copied().collect::<Vec<_>>(), parts, "{name}");
+        check_parts(&policy, parts);
+    }
+}
+
+fn check_parts(whole: &PrecisionPolicy, parts: &[RecipePart]) {
+    for &part in parts {
         let (alone, left_out) =
             (whole.clone().with_part_alone(part), whole.clone().without_part(part));
-        for &other in RecipePart::ALL {
-            assert!(whole.has_part(other));
+        for &other in parts {
             assert_eq!(alone.has_part(other), other == part, "{other} of {part} alone");
             assert_eq!(left_out.has_part(other), other != part, "{other} without {part}");
         }
@@ -162,9 +192,66 @@ fn parts_of_the_recipe() {
             let json = serde_json::to_string(policy).unwrap();
             assert_eq!(serde_json::from_str::<PrecisionPolicy>(&json).unwrap(), *policy);
         }
-        assert_eq!(left_out.with_part(part), whole, "{part}");
+        assert_eq!(&left_out.with_part(part), whole, "{part}");
     }
-    assert!(!PrecisionPolicy::mxfp8().has_part(RecipePart::Hadamard));
+}
+
+/// Elements of gradients belong to tensors of the policy's own format: rules, guards and the last
+/// blocks have those of their format.
+#[test]
+fn elements_of_gradients() {
+    use ElementFormat::{E2M1, E2M3, E3M2, E4M3, E5M2};
+    let name = "layers.0.mlp.down_proj.weight";
+    let of = |policy: &PrecisionPolicy| {
+        let assigned = policy.assign(&tensors()).unwrap();
+        let operand = |class| assigned[3].operand(class).unwrap().element;
+        [OperandClass::FpropWeight, OperandClass::DgradWeight, OperandClass::WgradGradient]
+            .map(operand)
+    };
+    let rule = |format: &str| format!("\n[[rule]]\ntensors = '{name}'\nformat = '{format}'");
+    for (text, expected) in [
+        ("precision = 'mxfp8-hybrid'".to_owned(), [E4M3, E4M3, E5M2]),
+        ("gradient_element = 'e5m2'".to_owned(), [E4M3, E4M3, E5M2]),
+        ("gradient_element = 'e4m3'".to_owned(), [E4M3, E4M3, E4M3]),
+        ("precision = 'mxfp6'".to_owned(), [E2M3, E2M3, E3M2]),
+        ("precision = 'mxfp6'\ngradient_element = 'e5m2'".to_owned(), [E2M3, E2M3, E5M2]),
+        ("precision = 'mxfp6'".to_owned() + &rule("mxfp8"), [E4M3, E4M3, E4M3]),
+        ("precision = 'mxfp6'".to_owned() + &rule("mxfp6-e2m3"), [E2M3, E2M3, E3M2]),
+        ("precision = 'mxfp8'\ndgrad.weight = 'mxfp4'".to_owned(), [E4M3, E2M1, E4M3]),
+        (
+            "precision = 'mxfp8-hybrid'\nwgrad.gradient = { element = 'e3m2' }".to_owned(),
+            [E4M3, E4M3, E3M2],
+        ),
+        ("precision = 'mxfp8-hybrid'\nwgrad.gradient = 'mxfp8'".to_owned(), [E4M3, E4M3, E4M3]),
+    ] {
+        let policy = from_toml(&text);
+        assert_eq!(of(&policy), expected, "{text}");
+        assert_eq!(of(&from_toml(&policy.to_toml())), expected, "{text}");
+    }
+    for (preset, to_mxfp8) in [("mxfp8-hybrid", false), ("mxfp6", true), ("mxfp4", true)] {
+        let policy = PrecisionPolicy::preset(preset).unwrap();
+        let before = of(&policy);
+        let moved = policy.force(Format::MXFP8, [(name, "guard")]);
+        let expected = if to_mxfp8 { [E4M3; 3] } else { before };
+        assert_eq!(of(&moved), expected, "{preset}");
+        let moved = moved.force_bf16([(name, "guard")]);
+        assert_eq!(moved.assign(&tensors()).unwrap()[3].format, Format::Bf16, "{preset}");
+    }
+}
+
+/// Settings that go with an operand in a format of another family: scale rule and granularity stay.
+#[test]
+fn mx_operands_keep_the_scales_of_the_policy() {
+    let text = "scale_rule = 'floor'\ngranularity = 128\nwgrad.gradient = 'mxfp8-e5m2'";
+    let assigned = from_toml(text).assign(&tensors()).unwrap();
+    let expected = QuantFormat::mx(ElementFormat::E5M2)
+        .with_scale_rule(ScaleRule::OcpFloor)
+        .with_granularity(Granularity::G128);
+    assert_eq!(assigned[3].operand(OperandClass::WgradGradient), Some(expected));
+    let expected = "default of precision `mxfp8`; wgrad.gradient in `mxfp8-e5m2`";
+    assert_eq!(assigned[3].reason, expected);
+    // One GEMM of both.
+    assert!(assigned[3].gemm(GemmKind::Wgrad).is_scaled);
 }
 
 /// Blocks are counted up, and rules of the user win over the rule about the last blocks.
@@ -226,7 +313,8 @@ fn refused_text() {
         (
             "precision = \"fp8\"",
             "p.toml:1:13: expected one of `f32`, `bf16`, `mxfp8`, `mxfp8-floor`, `mxfp8-128`, \
-             `mxfp8-2d`, `nvfp4` as precision, got `fp8`\nhint: eight bits are `mxfp8-128` on \
+             `mxfp8-2d`, `mxfp8-hybrid`, `mxfp8-e5m2`, `mxfp6`, `mxfp6-e2m3`, `mxfp6-e3m2`, \
+             `mxfp4`, `nvfp4` as precision, got `fp8`\nhint: eight bits are `mxfp8-128` on \
              Hopper and `mxfp8` elsewhere",
         ),
         (
@@ -247,11 +335,23 @@ fn refused_text() {
             "precision = 'mxfp8'\n  speed = 3",
             "p.toml:2:3: unknown field `speed`, expected one of `precision`, `scale_rule`, \
              `granularity`, `weight_block`, `fallback`, `keep_first_last_bf16`, `gemm`, \
-             `scale_order`, `last_blocks`, `repair`, `fprop`, `dgrad`, `wgrad`, `rule`",
+             `scale_order`, `last_blocks`, `gradient_element`, `repair`, `fprop`, `dgrad`, \
+             `wgrad`, `rule`",
         ),
         (
             "[[rule]]\ntensors = '*'\nformat = 'fp4'",
-            "p.toml:3:10: expected one of `f32`, `bf16`, `mxfp8`, `nvfp4` as format, got `fp4`",
+            "p.toml:3:10: expected one of `f32`, `bf16`, `mxfp8`, `mxfp8-e5m2`, `mxfp6-e2m3`, \
+             `mxfp6-e3m2`, `mxfp4`, `nvfp4` as format, got `fp4`",
+        ),
+        (
+            "precision = 'nvfp4'\ngradient_element = 'e5m2'",
+            "p.toml:2:20: expected an MX format as `precision` with `gradient_element`, got \
+             `nvfp4`",
+        ),
+        (
+            "gradient_element = 'e4m2'",
+            "p.toml:1:20: expected one of `e4m3`, `e5m2`, `e3m2`, `e2m3`, `e2m1` as element \
+             format, got `e4m2`",
         ),
         (
             "[[rule]]\ntensors = '*'",

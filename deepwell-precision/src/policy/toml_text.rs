@@ -10,7 +10,8 @@ use super::operands::{OperandSetting, OperandSettings, overlay};
 use super::{LastBlocks, PRESETS, PrecisionPolicy, Repair, Rule, name_or_table};
 use crate::nvfp4::ScaleOrder;
 use crate::{
-    BlockShape, Fallback, Format, GemmKind, GemmMode, Granularity, OperandClass, ScaleRule,
+    BlockShape, ElementFormat, Fallback, Format, GemmKind, GemmMode, Granularity, OperandClass,
+    QuantFormat, ScaleRule,
 };
 
 #[derive(Deserialize)]
@@ -25,6 +26,7 @@ struct PolicyFile {
     gemm: Option<GemmMode>,
     scale_order: Option<ScaleOrder>,
     last_blocks: Option<Spanned<LastBlocks>>,
+    gradient_element: Option<Spanned<ElementFormat>>,
     repair: Option<Spanned<Repair>>,
     fprop: Option<Operands<Fprop>>,
     dgrad: Option<Operands<Dgrad>>,
@@ -128,6 +130,8 @@ struct PolicyOut<'a> {
     scale_order: ScaleOrder,
     #[serde(skip_serializing_if = "Option::is_none")]
     last_blocks: Option<LastBlocks>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gradient_element: Option<ElementFormat>,
     #[serde(skip_serializing_if = "Option::is_none")]
     repair: Option<Repair>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -248,6 +252,18 @@ impl PrecisionPolicy {
             let (start, last) = (last.span().start, *last.get_ref());
             policy.last_blocks = last.checked().map_err(|message| refuse(start, message, ""))?;
         }
+        if let Some(element) = &file.gradient_element {
+            let own = policy.format.quantized().unwrap_or(QuantFormat::NVFP4);
+            if !own.is_mx() {
+                let message = format!(
+                    "expected an MX format as `precision` with `gradient_element`, got `{}`",
+                    policy.format
+                );
+                return Err(refuse(element.span().start, message, ""));
+            }
+            let element = *element.get_ref();
+            policy.gradient_element = (element != own.element).then_some(element);
+        }
         if let Some(repair) = &file.repair {
             let checked = repair.get_ref().checked();
             let checked = checked.map_err(|message| refuse(repair.span().start, message, ""))?;
@@ -274,7 +290,8 @@ impl PrecisionPolicy {
             .collect();
         let [fprop, dgrad, wgrad] = tables(&self.operands);
         // The preset may have some where this policy has none.
-        let none = (self.format == Format::NVFP4).then_some(LastBlocks::NONE);
+        let has_some = [Format::NVFP4, Format::MXFP4].contains(&self.format);
+        let none = has_some.then_some(LastBlocks::NONE);
         let out = PolicyOut {
             precision: self.format,
             scale_rule: self.scale_rule,
@@ -285,6 +302,7 @@ impl PrecisionPolicy {
             gemm: self.gemm,
             scale_order: self.scale_order,
             last_blocks: self.last_blocks.or(none),
+            gradient_element: self.gradient_element,
             repair: self.repair,
             fprop,
             dgrad,
@@ -295,7 +313,7 @@ impl PrecisionPolicy {
     }
 }
 
-const _: () = assert!(PRESETS.len() == 7, "the module documentation lists the presets");
+const _: () = assert!(PRESETS.len() == 13, "the module documentation lists the presets");
 
 /// Line and column, both from 1, of a byte offset; columns count characters.
 fn line_and_column(text: &str, offset: usize) -> (usize, usize) {

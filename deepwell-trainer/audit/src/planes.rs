@@ -2,13 +2,13 @@
 //! data.
 
 use deepwell_ir::DType;
-use deepwell_kernels::ops::dequantize::oracle::{decode_e4m3, decode_e8m0};
-use deepwell_kernels::ops::scaled_gemm::nvfp4_oracle::{decode_e2m1, decode_ue4m3};
+use deepwell_kernels::ops::dequantize::oracle::{decode, decode_e8m0};
+use deepwell_kernels::ops::scaled_gemm::nvfp4_oracle::decode_ue4m3;
 use deepwell_precision::hadamard::POINTS;
 use deepwell_precision::nvfp4::ScaleOrder;
 use deepwell_precision::{
-    ElementFormat, Overflow, QuantFormat, Rounding, ScaleFormat, TensorScale, e8m0, scale_tiles,
-    ue4m3,
+    ElementFormat, Overflow, QuantFormat, Rounding, ScaleFormat, TensorScale, e8m0, packed,
+    scale_tiles, ue4m3,
 };
 
 use rayon::prelude::*;
@@ -17,30 +17,34 @@ use super::view::View;
 
 /// Values of all bit patterns of elements and scales.
 pub(super) struct Tables {
-    e4m3: [f64; 256],
+    /// In the order of [`ElementFormat::ALL`].
+    elements: Vec<[f64; 256]>,
     e8m0: [f64; 256],
-    e2m1: [f64; 16],
     ue4m3: [f64; 256],
 }
 
 impl Tables {
     pub(super) fn new() -> Tables {
         Tables {
-            e4m3: std::array::from_fn(|code| decode_e4m3(code as u8)),
+            elements: ElementFormat::ALL
+                .iter()
+                .map(|&element| std::array::from_fn(|code| decode(element, code as u8)))
+                .collect(),
             e8m0: std::array::from_fn(|code| decode_e8m0(code as u8)),
-            e2m1: std::array::from_fn(|code| decode_e2m1(code as u8)),
             ue4m3: std::array::from_fn(|code| decode_ue4m3(code as u8)),
         }
+    }
+
+    fn element(&self, element: ElementFormat, code: u8) -> f64 {
+        let index = ElementFormat::ALL.iter().position(|&it| it == element).unwrap_or(0);
+        self.elements[index][usize::from(code)]
     }
 }
 
 /// Code `(outer, k)` of data `[outer, k]`.
 pub(super) fn code_at(format: &QuantFormat, data: &View<'_>, outer: usize, k: usize) -> u8 {
-    let columns = data.shape[1];
-    match format.element {
-        ElementFormat::E2M1 => data.bytes[outer * columns.div_ceil(2) + k / 2] >> (k % 2 * 4) & 0xF,
-        _ => data.bytes[outer * columns + k],
-    }
+    let row = &data.bytes[packed::len(format.element, outer, data.shape[1])..];
+    packed::code(format.element, row, k)
 }
 
 /// What is quantized, `[outer, k]`: the source in the operand's orientation, transformed by
@@ -105,9 +109,10 @@ impl Planes<'_> {
         let every = self.format.scale.stored_every();
         let place = scale_tiles::offset(outer, k / every, self.data.shape[1].div_ceil(every));
         let scale = usize::from(self.scales.bytes[place]);
-        let code = usize::from(code_at(&self.format, &self.data, outer, k));
+        let element =
+            tables.element(self.format.element, code_at(&self.format, &self.data, outer, k));
         match self.format.scale {
-            ScaleFormat::E8m0(_) => tables.e4m3[code] * tables.e8m0[scale],
+            ScaleFormat::E8m0(_) => element * tables.e8m0[scale],
             _ => {
                 let group = self.groups.as_ref().map_or(0, |(ends, is_along_k)| {
                     let place = if *is_along_k { k } else { outer };
@@ -115,7 +120,7 @@ impl Planes<'_> {
                 });
                 let of_group = |scales: View<'_>| f64::from(scales.float(group));
                 let tensor_scale = self.tensor_scale.map_or(1.0, of_group);
-                tables.e2m1[code] * tables.ue4m3[scale] * tensor_scale
+                element * tables.ue4m3[scale] * tensor_scale
             }
         }
     }

@@ -72,8 +72,9 @@ pub(crate) struct TrainArgs {
     /// Folder of the token cache [default: target/deepwell-cache]
     #[arg(long, value_name = "DIR")]
     pub(crate) cache_dir: Option<PathBuf>,
-    /// Precision preset: f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto: on a
-    /// GPU each linear layer in the fastest by predicted times of bf16, mxfp8 (on Hopper mxfp8-128)
+    /// Precision preset: f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4; on a CPU also
+    /// mxfp8-hybrid, mxfp8-e5m2, mxfp6, mxfp6-e2m3, mxfp6-e3m2, mxfp4; or auto: on a GPU each
+    /// linear layer in the fastest by predicted times of bf16, mxfp8 (on Hopper mxfp8-128)
     /// and, on Blackwell, nvfp4; mxfp8 elsewhere [default: auto]
     #[arg(long)]
     pub(crate) precision: Option<String>,
@@ -463,8 +464,9 @@ pub(crate) struct ParityArgs {
     /// emulator, for small models
     #[arg(long, default_value_t = Device::Cpu)]
     pub(crate) device: Device,
-    /// Precision preset to compare with BF16: mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or
-    /// auto: mxfp8-128 on Hopper, mxfp8 elsewhere
+    /// Precision preset to compare with BF16: mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4; on a
+    /// CPU also mxfp8-hybrid, mxfp8-e5m2, mxfp6, mxfp6-e2m3, mxfp6-e3m2, mxfp4; or auto: mxfp8-128
+    /// on Hopper, mxfp8 elsewhere
     #[arg(long, default_value = Settings::AUTO)]
     pub(crate) precision: String,
     /// Policy file in TOML; replaces --precision

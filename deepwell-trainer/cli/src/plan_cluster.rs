@@ -354,7 +354,7 @@ fn quantized_units(planning: &PlanningArgs, machines: &Machines) -> Result<[bool
         _ if planning.is_auto() => return Ok(has),
         "bf16" => return Ok([false, false]),
         "nvfp4" => Some(([true, true], "NVFP4")),
-        _ if precision.starts_with("mxfp8") => Some(([true, false], "FP8")),
+        "mxfp8" | "mxfp8-floor" | "mxfp8-128" | "mxfp8-2d" => Some(([true, false], "FP8")),
         _ => None,
     };
     let Some(([_, nvfp4], unit)) = asked else {

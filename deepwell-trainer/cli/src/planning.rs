@@ -31,8 +31,9 @@ pub(crate) struct PlanningArgs {
     /// Sequences per step, over all ranks [default: 8; for a cluster 4 Mi tokens]
     #[arg(long, visible_aliases = ["batch-size", "global-batch"], value_name = "SEQUENCES")]
     pub(crate) batch: Option<usize>,
-    /// Precision preset: f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4, or auto: on a
-    /// GPU each linear layer in the fastest by predicted times of bf16, mxfp8 (on Hopper mxfp8-128)
+    /// Precision preset: f32, bf16, mxfp8, mxfp8-floor, mxfp8-128, mxfp8-2d, nvfp4; on a CPU also
+    /// mxfp8-hybrid, mxfp8-e5m2, mxfp6, mxfp6-e2m3, mxfp6-e3m2, mxfp4; or auto: on a GPU each
+    /// linear layer in the fastest by predicted times of bf16, mxfp8 (on Hopper mxfp8-128)
     /// and, on Blackwell, nvfp4; mxfp8 elsewhere
     #[arg(long, value_name = "NAME", default_value = Settings::AUTO)]
     pub(crate) precision: String,

@@ -26,6 +26,9 @@ A config.json next to IN determines the role of each tensor and which tensors ar
 outputs] (GPT-2, experts of gpt-oss); blocks always lie along the inputs. Without config.json,
 names, biases and shapes determine both.
 
+MXFP6 has E2M3 elements. Files with E5M2 or E3M2 elements are not written: weights gain nothing from
+their range.
+
 SNR is the signal-to-noise ratio; 6 dB are one bit.
 
 Examples:

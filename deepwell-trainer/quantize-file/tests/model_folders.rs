@@ -6,7 +6,9 @@ use std::fs;
 use std::path::Path;
 
 use deepwell_ckpt::hf::{WriteTensor, write};
-use deepwell_precision::{BlockShape, QuantFormat, nvfp4, packed, quantize_rows, ue4m3};
+use deepwell_precision::{
+    BlockShape, ElementFormat, QuantFormat, nvfp4, packed, quantize_rows, ue4m3,
+};
 use deepwell_quantize_file::{
     AssignedWeight, Convention, FolderFormat, QuantizeFileError, QuantizeFolderOptions, dequantize,
     quantize_folder,
@@ -431,6 +433,37 @@ fn formats_of_a_run() {
     assert_eq!(quantization["format"], json!("nvfp4-pack-quantized"));
     let ignored = quantization["ignore"].as_array().expect("a list");
     assert_eq!(ignored.len(), 5, "{ignored:?}");
+}
+
+/// Weights of a policy in formats that engines do not read get the format asked for, and the reason
+/// names theirs: never a folder of wrong elements.
+#[test]
+fn weights_in_other_mx_formats() {
+    for asked in [Nvfp4, Mxfp8] {
+        for element in [ElementFormat::E5M2, ElementFormat::E2M3, ElementFormat::E2M1] {
+            let folder = tempfile::tempdir().expect("a folder");
+            let root = folder.path();
+            model(&root.join("plain"), false);
+            let own = QuantFormat::mx(element);
+            let assigned = WEIGHTS.iter().map(|(name, ..)| {
+                let reason = "the policy".to_owned();
+                (format!("{LAYER}.{name}.weight"), AssignedWeight { format: Some(own), reason })
+            });
+            let assigned = Some(assigned.collect());
+            let of_policy =
+                QuantizeFolderOptions { assigned, ..options(root, asked, CompressedTensors) };
+            let done = quantize_folder(&of_policy, &mut |_, _| {}).expect("quantized");
+            let said = format!("the policy; engines read no {}", own.name());
+            let tensors = done.report.tensors.iter().filter(|tensor| tensor.quality.is_some());
+            let reasons: Vec<&str> = tensors.map(|tensor| tensor.reason.as_str()).collect();
+            assert_eq!(reasons, [said.as_str(); WEIGHTS.len()], "{asked:?} {own}");
+            let got = read(&root.join("small"));
+            let output = root.join("plainly");
+            let plain = QuantizeFolderOptions { output, assigned: None, ..of_policy };
+            quantize_folder(&plain, &mut |_, _| {}).expect("quantized");
+            assert!(got == read(&root.join("plainly")), "{asked:?} {own}: other bytes");
+        }
+    }
 }
 
 #[test]

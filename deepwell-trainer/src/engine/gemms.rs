@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use deepwell_ir::{Call, Graph, Program, Tensor, ValueId, quantizable_weights};
 use deepwell_kernels::decode_statistics;
-use deepwell_precision::{QuantStats, ScaleFormat};
+use deepwell_precision::{ElementFormat, QuantFormat, QuantStats};
 
 /// The fprop, dgrad and wgrad GEMMs of a weight: the unit that guards judge and move to BF16. A
 /// stack of experts is one weight. No call computes GEMMs of two weights, and no two weights need
@@ -26,8 +26,9 @@ pub struct OperandStats {
     /// The GEMMs that read the operand, as indices into [`Engine::gemms`](crate::Engine::gemms),
     /// ascending.
     pub gemms: Arc<[usize]>,
-    /// Whether the format has a tensor scale: four-bit elements, for which guards have other
-    /// limits.
+    /// Format of the elements, on which the limits of guards depend.
+    pub element: ElementFormat,
+    /// Whether the format has a tensor scale, for which guards have other limits.
     pub has_tensor_scale: bool,
     /// Statistics of the operand's quantization.
     pub stats: QuantStats,
@@ -41,18 +42,18 @@ pub(super) struct Counters {
     pub(super) id: ValueId,
     /// GEMMs that read the operand.
     pub(super) gemms: Arc<[usize]>,
-    /// Whether the format has a tensor scale.
-    pub(super) has_tensor_scale: bool,
-    pub(super) is_transformed: bool,
+    /// Quantization format.
+    pub(super) format: QuantFormat,
 }
 
 impl Counters {
     pub(super) fn decode(&self, words: &[u64]) -> OperandStats {
         OperandStats {
             gemms: Arc::clone(&self.gemms),
-            has_tensor_scale: self.has_tensor_scale,
+            element: self.format.element,
+            has_tensor_scale: !self.format.is_mx(),
             stats: decode_statistics(words),
-            is_transformed: self.is_transformed,
+            is_transformed: self.format.hadamard.is_some(),
         }
     }
 }
@@ -88,13 +89,11 @@ pub(super) fn statistics_of(program: &Program, gemms: &[Gemm]) -> Vec<Statistics
         let of = |quantization: deepwell_ir::Quantization<'_>| {
             let planes = quantization.quantized_operands().iter();
             let gemms: BTreeSet<usize> = planes.flat_map(|plane| gemms_of(&plane.value)).collect();
-            let scale = quantization.quantize.format.scale;
             (!gemms.is_empty()).then_some(())?;
             Some(Counters {
                 id: quantization.statistics()?,
                 gemms: gemms.into_iter().collect(),
-                has_tensor_scale: matches!(scale, ScaleFormat::Ue4m3(_)),
-                is_transformed: quantization.quantize.format.hadamard.is_some(),
+                format: quantization.quantize.format,
             })
         };
         call.quantizations().into_iter().filter_map(of).collect()

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use deepwell_ir::Phase;
-use deepwell_precision::QuantStats;
+use deepwell_precision::{ElementFormat, QuantStats};
 
 use super::{Engine, ExpertLoad, OperandStats};
 use crate::TrainError;
@@ -13,7 +13,7 @@ const PHASES: [Phase; 5] =
     [Phase::Forward, Phase::Backward, Phase::WeightGradients, Phase::Optimizer, Phase::Weights];
 
 /// Words per operand in a message, in addition to the GEMMs that read the operand.
-const WORDS: usize = 12;
+const WORDS: usize = 13;
 
 /// Statistics of an operand in a pass.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,24 +28,25 @@ struct Counted {
 impl Counted {
     fn to_words(&self) -> impl Iterator<Item = u64> {
         let Counted { micro_batch, phase, chunk, operand } = self;
-        let OperandStats { gemms, has_tensor_scale, stats, is_transformed } = operand;
+        let OperandStats { gemms, element, has_tensor_scale, stats, is_transformed } = operand;
         let QuantStats { amax, elements, underflows, saturations, scale_clamps, nonfinite } =
             *stats;
         let phase = PHASES.iter().position(|it| it == phase).unwrap_or(0) as u64;
         let amax = u64::from(amax.to_bits());
         let place = [u64::from(*micro_batch), phase, u64::from(*chunk)];
-        let has_tensor_scale = [u64::from(*has_tensor_scale)];
+        let element = ElementFormat::ALL.iter().position(|it| it == element).unwrap_or(0) as u64;
+        let format = [element, u64::from(*has_tensor_scale)];
         let counters = [amax, elements, underflows, saturations, scale_clamps, nonfinite];
         let gemms = gemms.iter().map(|&gemm| gemm as u64);
         let rest = [u64::from(*is_transformed), gemms.len() as u64];
-        place.into_iter().chain(counters).chain(has_tensor_scale).chain(rest).chain(gemms)
+        place.into_iter().chain(counters).chain(format).chain(rest).chain(gemms)
     }
 
     /// Decodes a rank's message, operand by operand.
     fn all_of_words(mut words: &[u64]) -> Vec<Counted> {
         let mut all = Vec::new();
         while let Some((fields, rest)) = words.split_at_checked(WORDS) {
-            let (gemms, rest) = rest.split_at((fields[11] as usize).min(rest.len()));
+            let (gemms, rest) = rest.split_at((fields[12] as usize).min(rest.len()));
             let stats = QuantStats {
                 amax: f32::from_bits(fields[3] as u32),
                 elements: fields[4],
@@ -61,9 +62,10 @@ impl Counted {
                 chunk: fields[2] as u32,
                 operand: OperandStats {
                     gemms,
-                    has_tensor_scale: fields[9] == 1,
+                    element: ElementFormat::ALL[fields[9] as usize % ElementFormat::ALL.len()],
+                    has_tensor_scale: fields[10] == 1,
                     stats,
-                    is_transformed: fields[10] == 1,
+                    is_transformed: fields[11] == 1,
                 },
             });
             words = rest;
@@ -187,6 +189,7 @@ mod tests {
             chunk: 0,
             operand: OperandStats {
                 gemms: Arc::from([gemm, gemm + 7]),
+                element: ElementFormat::ALL[gemm % ElementFormat::ALL.len()],
                 has_tensor_scale: gemm % 2 == 1,
                 stats: QuantStats { elements: 1 + gemm as u64, ..QuantStats::default() },
                 is_transformed: gemm == 1,

@@ -14,7 +14,7 @@ pub(super) fn guards_of(engine: &Engine, settings: &Settings) -> Guards {
     let names = engine.gemms().iter().map(|gemm| gemm.weight.clone()).collect();
     let policy = &engine.plan().policy;
     let guards = Guards::new(settings.guards.clone(), names, policy.fallback());
-    match policy.format().has_tensor_scale() {
+    match policy.format().has_fewer_bits_than_mxfp8() {
         true => guards.with_mxfp8_stage(engine.gemm_elements()),
         false => guards,
     }
@@ -49,10 +49,11 @@ impl Fit<'_> {
         let products = self.engine.products()?;
         let guards = &mut self.position.guards;
         for (phase, operand) in &statistics {
-            let OperandStats { gemms, has_tensor_scale, stats, is_transformed } = operand;
+            let OperandStats { gemms, element, has_tensor_scale, stats, is_transformed } = operand;
             let operand = Observed {
                 is_activation: *phase == Phase::Forward && !is_transformed,
                 is_backward: *phase == Phase::Backward,
+                element: *element,
                 has_tensor_scale: *has_tensor_scale,
             };
             guards.observe_operand(step, gemms, stats, operand);

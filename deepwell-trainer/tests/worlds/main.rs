@@ -81,14 +81,17 @@ fn dense_ranks_train_as_one_does() {
     check("tied", "mxfp8", 8, &[], &[mixed(1), mixed(3)]);
 }
 
-/// Heads, biases, norms of heads and tables of positions, in each format: random words of NVFP4 are
-/// those of whole operands.
+/// Heads, biases, norms of heads and tables of positions, in each format: random words of NVFP4 and
+/// MXFP4 are those of whole operands.
 #[test]
 fn ranks_train_as_one_does_but_for_roundings() {
     let alone = |ranks| tensor(ranks, single());
     let staged = |data| stages(2, tensor(2, data));
     check("llama", "bf16", 4, &[alone(4)], &[tensor(2, data(2, 0))]);
     check("llama", "nvfp4", 4, &[alone(2)], &[]);
+    check("llama", "mxfp4", 4, &[alone(2)], &[]);
+    check("llama", "mxfp8-hybrid", 4, &[tensor(2, data(2, 0))], &[]);
+    check("llama", "mxfp6", 4, &[alone(2)], &[data(2, 1), tensor(2, data(2, 3))]);
     check("llama", "f32", 4, &[], &[alone(2)]);
     check("llama", "mxfp8", 4, &[], &[alone(2), tensor(2, data(2, 1))]);
     check("gpt2", "f32", 4, &[alone(4)], &[]);
@@ -126,6 +129,8 @@ fn mixtures_train_as_one_rank_does() {
 fn ranks_train_as_one_does_but_for_the_order_of_sums() {
     let ranks = |ranks, experts| expert(experts, data(ranks, 0));
     check("moe-micro", "mxfp8", 4, &[ranks(4, 2)], &[ranks(4, 4)]);
+    check("moe-micro", "mxfp6", 4, &[ranks(2, 2)], &[]);
+    check("moe-micro", "mxfp4", 4, &[ranks(2, 2)], &[]);
     check("moe-micro", "f32", 4, &[], &[ranks(2, 2)]);
     check("moe-micro", "bf16", 4, &[], &[ranks(4, 2)]);
     check("four of eight", "f32", 4, &[ranks(4, 4)], &[]);

@@ -1,84 +1,100 @@
 //! Dequantizes data and tiled scales.
 //!
-//! The result is E4M3 times a power of two: exact in FP32, or infinite. BF16 rounds as documented
-//! in `deepwell_ir::ops::Dequantize`.
+//! An element of an MX format times a power of two is exact in FP32, or infinite. BF16 rounds as
+//! documented in `deepwell_ir::ops::Dequantize`.
 
 use deepwell_ir::ops::Axis;
 use deepwell_ir::{Op, Storage};
-use deepwell_precision::{BLOCK, e4m3, e8m0, scale_tiles};
+use deepwell_precision::hadamard::POINTS;
+use deepwell_precision::{BLOCK, ElementFormat, Hadamard16, e8m0, packed, scale_tiles};
 use rayon::prelude::*;
 
 use crate::KernelError;
 use crate::ops::scaled_gemm::nvfp4::Planes;
 use crate::runtime::cpu::arena::In;
 use crate::runtime::cpu::element::Element;
+use crate::runtime::cpu::gemm::elements::{unpack_block, values_of};
 use crate::runtime::cpu::operands::{Operands, Run, by_float};
 use crate::runtime::cpu::parallel::chunk_elements;
 
-/// Values of all E4M3 bit patterns.
-const VALUES: [f32; 256] = {
-    let mut values = [0.0; 256];
-    let mut bits = 0;
-    while bits < values.len() {
-        values[bits] = e4m3::decode(bits as u8);
-        bits += 1;
-    }
-    values
-};
-
-/// Dequantizes a rowwise operand: `data` and `target` `[rows, columns]`, `scales` tiles of
-/// `[rows, ceil(columns / 32)]`.
-///
-/// # Panics
-///
-/// If a slice is too short.
-pub fn dequantize_rows<E: Element>(data: &[u8], scales: &[u8], columns: usize, target: &mut [E]) {
-    assert_eq!(data.len(), target.len(), "`data` and `target` differ in length");
-    let blocks = columns.div_ceil(BLOCK);
-    let rows_of_chunk = (chunk_elements(columns) / columns.max(1)).max(1);
-    let chunks = target.par_chunks_mut(rows_of_chunk * columns.max(1));
-    chunks.enumerate().for_each(|(chunk, target)| {
-        for (row, target) in target.chunks_mut(columns).enumerate() {
-            let row = chunk * rows_of_chunk + row;
-            let data = &data[row * columns..][..columns];
-            let groups = target.chunks_mut(BLOCK).zip(data.chunks(BLOCK)).enumerate();
-            for (block, (target, data)) in groups {
-                let scale = e8m0::decode(scales[scale_tiles::offset(row, block, blocks)]);
-                for (target, &bits) in target.iter_mut().zip(data) {
-                    *target = E::from_f32(VALUES[usize::from(bits)] * scale);
-                }
-            }
-        }
-    });
+/// Planes of an MX operand, with scales in tiles.
+#[derive(Clone, Copy, Debug)]
+pub struct MxPlanes<'a> {
+    /// Format of the elements.
+    pub element: ElementFormat,
+    /// Transform to undo.
+    pub hadamard: Option<Hadamard16>,
+    /// Packed elements, `[outer, k]`.
+    pub data: &'a [u8],
+    /// Tiles of `[outer, ceil(k / 32)]`.
+    pub scales: &'a [u8],
 }
 
-/// Dequantizes a columnwise operand and transposes it back: `data` `[columns, rows]`, `scales`
-/// tiles of `[columns, ceil(rows / 32)]`, `target` `[rows, columns]`.
-///
-/// # Panics
-///
-/// If a slice is too short.
-pub fn dequantize_columns<E: Element>(
-    data: &[u8],
-    scales: &[u8],
-    columns: usize,
-    target: &mut [E],
-) {
-    assert_eq!(data.len(), target.len(), "`data` and `target` differ in length");
-    if columns == 0 {
-        return;
-    }
-    let rows = target.len() / columns;
-    let blocks = rows.div_ceil(BLOCK);
-    target.par_chunks_mut(BLOCK * columns).enumerate().for_each(|(block, target)| {
-        for column in 0..columns {
-            let scale = e8m0::decode(scales[scale_tiles::offset(column, block, blocks)]);
-            let data = &data[column * rows + block * BLOCK..];
-            for (target, &bits) in target.chunks_mut(columns).zip(data) {
-                target[column] = E::from_f32(VALUES[usize::from(bits)] * scale);
-            }
+impl MxPlanes<'_> {
+    /// Writes the numbers of block `block` of a row of the operand.
+    #[inline(always)]
+    fn block(&self, row: usize, block: usize, k: usize, values: &mut [f32]) {
+        let MxPlanes { element, hadamard, data, scales } = *self;
+        let blocks = k.div_ceil(BLOCK);
+        let first = packed::len(element, row, k) + packed::len(element, 1, block * BLOCK);
+        let scale = e8m0::decode(scales[scale_tiles::offset(row, block, blocks)]);
+        let mut codes = [0; BLOCK];
+        let codes = unpack_block(element, &data[first..], &mut codes[..values.len()]);
+        let table = values_of(element);
+        for (value, &code) in values.iter_mut().zip(codes) {
+            *value = table[usize::from(code)] * scale;
         }
-    });
+        if let Some(transform) = hadamard {
+            let groups = values.as_chunks_mut::<POINTS>().0;
+            groups.iter_mut().for_each(|group| transform.inverse(group));
+        }
+    }
+
+    /// Dequantizes a rowwise operand to `target` `[rows, columns]`.
+    ///
+    /// # Panics
+    ///
+    /// If a slice is too short.
+    pub fn rows<E: Element>(&self, columns: usize, target: &mut [E]) {
+        let rows_of_chunk = (chunk_elements(columns) / columns.max(1)).max(1);
+        let chunks = target.par_chunks_mut(rows_of_chunk * columns.max(1));
+        chunks.enumerate().for_each(|(chunk, target)| {
+            let mut values = [0.0; BLOCK];
+            for (row, target) in target.chunks_mut(columns).enumerate() {
+                let row = chunk * rows_of_chunk + row;
+                for (block, target) in target.chunks_mut(BLOCK).enumerate() {
+                    let values = &mut values[..target.len()];
+                    self.block(row, block, columns, values);
+                    for (target, &value) in target.iter_mut().zip(&*values) {
+                        *target = E::from_f32(value);
+                    }
+                }
+            }
+        });
+    }
+
+    /// Dequantizes a columnwise operand, `[columns, rows]`, and transposes it back to `target`
+    /// `[rows, columns]`.
+    ///
+    /// # Panics
+    ///
+    /// If a slice is too short.
+    pub fn columns<E: Element>(&self, columns: usize, target: &mut [E]) {
+        if columns == 0 {
+            return;
+        }
+        let rows = target.len() / columns;
+        target.par_chunks_mut(BLOCK * columns).enumerate().for_each(|(block, target)| {
+            let mut values = [0.0; BLOCK];
+            let values = &mut values[..target.len() / columns];
+            for column in 0..columns {
+                self.block(column, block, rows, values);
+                for (target, &value) in target.chunks_mut(columns).zip(&*values) {
+                    target[column] = E::from_f32(value);
+                }
+            }
+        });
+    }
 }
 
 pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
@@ -94,7 +110,7 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
         3 => Some(operands.input(2)?),
         _ => None,
     };
-    let (axis, transform) = (op.axis, op.format.hadamard);
+    let (axis, transform, element) = (op.axis, op.format.hadamard, op.format.element);
     let k = *operands.shape(0).last().unwrap_or(&0);
     by_float!(operands, target_index, E => {
         let target = operands.target::<E>(target_index)?;
@@ -117,14 +133,19 @@ pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelErr
                     }
                 }
                 (None, axis) => {
-                    let [elements, tiles] = [data.len(), scales.len()].map(|n| n / matrices.max(1));
+                    let lengths = [data.len(), scales.len(), target.len()];
+                    let [bytes, tiles, elements] = lengths.map(|n| n / matrices.max(1));
                     for index in 0..matrices {
-                        let data = &data[index * elements..][..elements];
-                        let scales = &scales[index * tiles..][..tiles];
+                        let planes = MxPlanes {
+                            element,
+                            hadamard: transform,
+                            data: &data[index * bytes..][..bytes],
+                            scales: &scales[index * tiles..][..tiles],
+                        };
                         let target = &mut target[index * elements..][..elements];
                         match axis {
-                            Axis::Column => dequantize_columns(data, scales, columns, target),
-                            _ => dequantize_rows(data, scales, columns, target),
+                            Axis::Column => planes.columns(columns, target),
+                            _ => planes.rows(columns, target),
                         }
                     }
                 }
@@ -142,10 +163,17 @@ mod tests {
     use crate::ops::dequantize::oracle as mx;
     use crate::runtime::cpu::test_support::{for_thread_counts, poisoned};
 
-    /// Every E4M3 bit pattern, with different scales in neighbouring blocks; `specials` includes
-    /// the ends of the range.
-    fn operand(rows: usize, columns: usize, specials: bool) -> (Vec<u8>, Vec<u8>) {
-        let data = (0..rows * columns).map(|index| (index * 37 + index / 256) as u8).collect();
+    /// Every bit pattern, one per byte, with different scales in neighbouring blocks; `specials`
+    /// includes the ends of the range.
+    fn operand(
+        element: ElementFormat,
+        rows: usize,
+        columns: usize,
+        specials: bool,
+    ) -> (Vec<u8>, Vec<u8>) {
+        let mask = ((1u32 << element.bits()) - 1) as u8;
+        let code = |index: usize| (index * 37 + index / 256) as u8 & mask;
+        let data = (0..rows * columns).map(code).collect();
         let scale = |index: usize| match (specials, index % 5) {
             (true, 1) => 0,
             (true, 3) => 254,
@@ -161,8 +189,14 @@ mod tests {
         E::from_f32(value as f32)
     }
 
-    fn check<E: Element>(rows: usize, columns: usize, specials: bool) {
-        let what = format!("{rows}x{columns} {}", E::NAME);
+    fn packed_of(element: ElementFormat, codes: &[u8], rows: usize, columns: usize) -> Vec<u8> {
+        let mut data = vec![0; packed::len(element, rows, columns)];
+        packed::pack(element, codes, rows, columns, &mut data).unwrap();
+        data
+    }
+
+    fn check<E: Element>(element: ElementFormat, rows: usize, columns: usize, specials: bool) {
+        let what = format!("{element} {rows}x{columns} {}", E::NAME);
         let tiles = |plain: &[u8], rows: usize, blocks: usize| {
             let mut tiles = vec![0xEE; scale_tiles::tiled_len(rows, blocks)];
             scale_tiles::to_tiles(plain, rows, blocks, &mut tiles).unwrap();
@@ -176,20 +210,25 @@ mod tests {
                 assert!(same, "{what} at {index}: expected {expected:e}, got {got:?}");
             }
         };
-        let (data, plain) = operand(rows, columns, specials);
+        let (codes, plain) = operand(element, rows, columns, specials);
         let scales = tiles(&plain, rows, columns.div_ceil(BLOCK));
+        let data = packed_of(element, &codes, rows, columns);
         for_thread_counts(|| {
             let mut got = poisoned::<E>(rows * columns);
-            dequantize_rows(&data, &scales, columns, &mut got);
-            let expected = mx::dequantize_rows(&data, &plain, rows, columns);
+            let planes = MxPlanes { element, hadamard: None, data: &data, scales: &scales };
+            planes.rows(columns, &mut got);
+            let expected = mx::dequantize_elements(element, &codes, &plain, rows, columns);
             assert_same(&got, expected, &format!("rows of {what}"));
             got.iter().map(|x| x.to_f32().to_bits()).collect::<Vec<_>>()
         });
-        let (data, plain) = operand(columns, rows, specials);
+        let (codes, plain) = operand(element, columns, rows, specials);
         let scales = tiles(&plain, columns, rows.div_ceil(BLOCK));
+        let data = packed_of(element, &codes, columns, rows);
         let mut got = poisoned::<E>(rows * columns);
-        dequantize_columns(&data, &scales, columns, &mut got);
-        let expected = mx::dequantize_transposed(&data, &plain, rows, columns);
+        let planes = MxPlanes { element, hadamard: None, data: &data, scales: &scales };
+        planes.columns(columns, &mut got);
+        let turned = mx::dequantize_elements(element, &codes, &plain, columns, rows);
+        let expected = mx::transpose(&turned, rows, columns);
         assert_same(&got, expected, &format!("columns of {what}"));
     }
 
@@ -198,9 +237,53 @@ mod tests {
         for (rows, columns) in
             [(0, 32), (3, 0), (1, 1), (31, 33), (32, 32), (33, 31), (130, 96), (257, 160)]
         {
-            for specials in [false, true] {
-                check::<f32>(rows, columns, specials);
-                check::<bf16>(rows, columns, specials);
+            for &element in ElementFormat::ALL {
+                for specials in [false, true] {
+                    check::<f32>(element, rows, columns, specials);
+                    check::<bf16>(element, rows, columns, specials);
+                }
+            }
+        }
+    }
+
+    /// A transform is undone, up to the rounding of BF16 and of FP32.
+    #[test]
+    fn a_transform_is_undone() {
+        let (rows, columns, element) = (96, 48, ElementFormat::E2M1);
+        let transform = Hadamard16::TRAINING;
+        for axis in [Axis::Row, Axis::Column] {
+            let (outer, k) = if axis == Axis::Column { (columns, rows) } else { (rows, columns) };
+            let (codes, plain) = operand(element, outer, k, false);
+            let data = packed_of(element, &codes, outer, k);
+            let blocks = k.div_ceil(BLOCK);
+            let mut scales = vec![0; scale_tiles::tiled_len(outer, blocks)];
+            scale_tiles::to_tiles(&plain, outer, blocks, &mut scales).unwrap();
+            let planes =
+                MxPlanes { element, hadamard: Some(transform), data: &data, scales: &scales };
+            let mut got = vec![0f32; rows * columns];
+            match axis {
+                Axis::Column => planes.columns(columns, &mut got),
+                _ => planes.rows(columns, &mut got),
+            }
+            let expected = mx::dequantize_elements(element, &codes, &plain, outer, k);
+            for row in 0..outer {
+                let mut values: Vec<f32> = (0..k)
+                    .map(|at| match axis {
+                        Axis::Column => got[at * columns + row],
+                        _ => got[row * columns + at],
+                    })
+                    .collect();
+                for group in values.as_chunks_mut::<POINTS>().0 {
+                    transform.forward(group);
+                }
+                for (at, value) in values.iter().enumerate() {
+                    let expected = expected[row * k + at];
+                    let block = &values[at / POINTS * POINTS..][..POINTS];
+                    let size = block.iter().fold(0.0f32, |size, x| size.max(x.abs()));
+                    // Two transforms of four rounded additions each, in units of the largest value.
+                    let tolerance = f64::from(size) * 16.0 * 2f64.powi(-23);
+                    assert!((f64::from(*value) - expected).abs() <= tolerance, "{row} {at}");
+                }
             }
         }
     }
@@ -214,8 +297,10 @@ mod tests {
             let scales = vec![scale; scale_tiles::tiled_len(1, columns / BLOCK)];
             let mut narrow = poisoned::<bf16>(columns);
             let mut wide = poisoned::<f32>(columns);
-            dequantize_rows(&data, &scales, columns, &mut narrow);
-            dequantize_rows(&data, &scales, columns, &mut wide);
+            let (element, hadamard) = (ElementFormat::E4M3, None);
+            let planes = MxPlanes { element, hadamard, data: &data, scales: &scales };
+            planes.rows(columns, &mut narrow);
+            planes.rows(columns, &mut wide);
             for (narrow, wide) in narrow.iter().zip(wide).filter(|(_, wide)| !wide.is_nan()) {
                 let narrow = f64::from(narrow.to_f32());
                 let is_exact = narrow == f64::from(wide);

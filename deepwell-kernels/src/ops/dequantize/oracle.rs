@@ -1,8 +1,10 @@
-//! Dequantizes MXFP8 operands by definition.
+//! Dequantizes operands of MX formats by definition.
 //!
-//! Source: OCP Microscaling Formats specification 1.0: E4M3 elements and one E8M0 scale per block
-//! of 32 along the contraction. Independent of `deepwell-precision`, so that a mistake in that
-//! crate is not repeated here.
+//! Source: OCP Microscaling Formats specification 1.0: elements of eight, six or four bits, and one
+//! E8M0 scale per block of 32 along the contraction. Independent of the numbers of
+//! `deepwell-precision`, so that a mistake in that crate is not repeated here.
+
+use deepwell_precision::ElementFormat;
 
 /// Elements that share a scale.
 pub const BLOCK: usize = 32;
@@ -20,6 +22,30 @@ pub fn decode_e4m3(bits: u8) -> f64 {
     }
 }
 
+/// Decodes an element: sign, exponent and mantissa bits, with a bias of half the exponent's range.
+/// Only E5M2 has infinities, E4M3 one NaN of each sign, and the formats of six and four bits
+/// neither.
+pub fn decode(element: ElementFormat, bits: u8) -> f64 {
+    let (exponent_bits, mantissa_bits) = match element {
+        ElementFormat::E4M3 => return decode_e4m3(bits),
+        ElementFormat::E5M2 => (5, 2),
+        ElementFormat::E3M2 => (3, 2),
+        ElementFormat::E2M3 => (2, 3),
+        _ => (2, 1),
+    };
+    let sign = if bits >> (exponent_bits + mantissa_bits) & 1 == 1 { -1.0 } else { 1.0 };
+    let exponent = i32::from(bits >> mantissa_bits & ((1 << exponent_bits) - 1));
+    let bias = (1 << (exponent_bits - 1)) - 1;
+    let fraction = bits & ((1 << mantissa_bits) - 1);
+    let share = f64::from(fraction) / f64::from(1 << mantissa_bits);
+    match (exponent, fraction) {
+        (31, 0) => sign * f64::INFINITY,
+        (31, _) => f64::NAN,
+        (0, _) => sign * share * 2f64.powi(1 - bias),
+        _ => sign * (1.0 + share) * 2f64.powi(exponent - bias),
+    }
+}
+
 /// Decodes an E8M0 scale: `2^(bits - 127)`, NaN for 255.
 pub fn decode_e8m0(bits: u8) -> f64 {
     if bits == 0xff { f64::NAN } else { 2f64.powi(i32::from(bits) - 127) }
@@ -28,14 +54,25 @@ pub fn decode_e8m0(bits: u8) -> f64 {
 /// Dequantizes a rowwise operand: `data` `[rows, columns]`, `scales` `[rows, ceil(columns / 32)]`
 /// row-major. Returns `[rows, columns]`.
 pub fn dequantize_rows(data: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
+    dequantize_elements(ElementFormat::E4M3, data, scales, rows, columns)
+}
+
+/// [`dequantize_rows`] of any elements, one per byte.
+pub fn dequantize_elements(
+    element: ElementFormat,
+    codes: &[u8],
+    scales: &[u8],
+    rows: usize,
+    columns: usize,
+) -> Vec<f64> {
     let blocks = columns.div_ceil(BLOCK);
-    assert_eq!(data.len(), rows * columns, "`data` is not [rows, columns]");
+    assert_eq!(codes.len(), rows * columns, "`codes` is not [rows, columns]");
     assert_eq!(scales.len(), rows * blocks, "`scales` is not [rows, ceil(columns / 32)]");
-    let mut values = Vec::with_capacity(data.len());
+    let mut values = Vec::with_capacity(codes.len());
     for row in 0..rows {
         for column in 0..columns {
             let scale = scales[row * blocks + column / BLOCK];
-            values.push(decode_e4m3(data[row * columns + column]) * decode_e8m0(scale));
+            values.push(decode(element, codes[row * columns + column]) * decode_e8m0(scale));
         }
     }
     values
@@ -45,8 +82,12 @@ pub fn dequantize_rows(data: &[u8], scales: &[u8], rows: usize, columns: usize) 
 /// columns: `data` `[columns, rows]`, `scales` `[columns, ceil(rows / 32)]`. Returns the matrix
 /// itself, `[rows, columns]`.
 pub fn dequantize_transposed(data: &[u8], scales: &[u8], rows: usize, columns: usize) -> Vec<f64> {
-    let turned = dequantize_rows(data, scales, columns, rows);
-    let mut values = Vec::with_capacity(data.len());
+    transpose(&dequantize_rows(data, scales, columns, rows), rows, columns)
+}
+
+/// The matrix `[rows, columns]` of a transposed operand `[columns, rows]`.
+pub fn transpose(turned: &[f64], rows: usize, columns: usize) -> Vec<f64> {
+    let mut values = Vec::with_capacity(turned.len());
     for row in 0..rows {
         for column in 0..columns {
             values.push(turned[column * rows + row]);
@@ -108,6 +149,29 @@ mod tests {
             assert_eq!(decode_e8m0(bits), expected, "{bits}");
         }
         assert!(decode_e8m0(255).is_nan());
+    }
+
+    /// The specification's tables: smallest, largest subnormal, smallest normal and largest.
+    #[test]
+    fn elements_of_every_format() {
+        for (element, rows) in [
+            (
+                ElementFormat::E5M2,
+                [(0x01, 2f64.powi(-16)), (0x04, 2f64.powi(-14)), (0x7B, 57344.0)],
+            ),
+            (ElementFormat::E3M2, [(0x01, 0.0625), (0x04, 0.25), (0x1F, 28.0)]),
+            (ElementFormat::E2M3, [(0x01, 0.125), (0x08, 1.0), (0x1F, 7.5)]),
+            (ElementFormat::E2M1, [(0x01, 0.5), (0x02, 1.0), (0x07, 6.0)]),
+            (ElementFormat::E4M3, [(0x01, 2f64.powi(-9)), (0x08, 2f64.powi(-6)), (0x7E, 448.0)]),
+        ] {
+            let sign = 1 << (element.bits() - 1);
+            for (bits, expected) in rows {
+                assert_eq!(decode(element, bits), expected, "{element} {bits:#04x}");
+                assert_eq!(decode(element, bits | sign), -expected, "{element} {bits:#04x}");
+            }
+        }
+        assert_eq!(decode(ElementFormat::E5M2, 0xFC), f64::NEG_INFINITY);
+        assert!(decode(ElementFormat::E5M2, 0x7D).is_nan());
     }
 
     #[test]

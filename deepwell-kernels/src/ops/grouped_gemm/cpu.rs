@@ -5,7 +5,7 @@ mod nvfp4;
 use std::ops::Range;
 
 use deepwell_ir::{DType, GemmKind, KernelRequest, Op};
-use deepwell_precision::{BLOCK, scale_tiles};
+use deepwell_precision::{BLOCK, ElementFormat, QuantFormat, packed, scale_tiles};
 use half::bf16;
 
 use crate::KernelError;
@@ -22,9 +22,11 @@ pub enum Matrix<'a> {
     F32(&'a [f32]),
     /// BF16.
     Bf16(&'a [bf16]),
-    /// MXFP8, quantized along the columns.
+    /// An MX format, quantized along the columns.
     Mx {
-        /// E4M3 data.
+        /// Format of the elements.
+        element: ElementFormat,
+        /// Elements.
         data: &'a [u8],
         /// E8M0 scales in tiles, with separate tiles for each matrix of a stack.
         scales: &'a [u8],
@@ -38,24 +40,26 @@ impl<'a> Matrix<'a> {
 
     /// The rows from `first` on, of a matrix with `columns` columns.
     fn rows_from(&self, first: usize, columns: usize) -> Operand<'a> {
-        match self {
+        match *self {
             Matrix::F32(data) => Operand::rows_f32(&data[first * columns..], columns),
             Matrix::Bf16(data) => Operand::rows_bf16(&data[first * columns..], columns),
-            Matrix::Mx { data, scales } => {
+            Matrix::Mx { element, data, scales } => {
                 let blocks = columns.div_ceil(BLOCK);
                 let part = MxPart { first_row: first, first_block: 0, blocks };
-                Operand::part_mx(&data[first * columns..], scales, columns, part)
+                let data = &data[packed::len(element, first, columns)..];
+                Operand::part_mx(element, data, scales, columns, part)
             }
         }
     }
 
     /// The columns from `first` on, of a quantized matrix with `columns` columns.
     fn columns_from(&self, first: usize, columns: usize) -> Operand<'a> {
-        match self {
-            Matrix::Mx { data, scales } => {
+        match *self {
+            Matrix::Mx { element, data, scales } => {
                 let blocks = columns.div_ceil(BLOCK);
                 let part = MxPart { first_row: 0, first_block: first / BLOCK, blocks };
-                Operand::part_mx(&data[first.min(data.len())..], scales, columns, part)
+                let start = packed::len(element, 1, first).min(data.len());
+                Operand::part_mx(element, &data[start..], scales, columns, part)
             }
             // Unquantized operands are stored as `[columns, rows]`; the caller transposes them.
             _ => self.rows_from(first, columns),
@@ -65,15 +69,16 @@ impl<'a> Matrix<'a> {
     /// Matrix `index` of a stack of `[rows, columns]`.
     fn of_stack(&self, index: usize, rows: usize, columns: usize) -> Operand<'a> {
         let elements = rows * columns;
-        match self {
+        match *self {
             Matrix::F32(data) => Operand::rows_f32(&data[index * elements..][..elements], columns),
             Matrix::Bf16(data) => {
                 Operand::rows_bf16(&data[index * elements..][..elements], columns)
             }
-            Matrix::Mx { data, scales } => {
+            Matrix::Mx { element, data, scales } => {
                 let tiles = scale_tiles::tiled_len(rows, columns.div_ceil(BLOCK));
                 let scales = &scales[index * tiles..][..tiles];
-                Operand::rows_mx(&data[index * elements..][..elements], scales, columns)
+                let bytes = packed::len(element, rows, columns);
+                Operand::rows_mx(element, &data[index * bytes..][..bytes], scales, columns)
             }
         }
     }
@@ -184,18 +189,25 @@ pub(super) fn part_of<'a>(out: &'a mut Output<'_>, range: Range<usize>) -> Outpu
 enum MatrixIn {
     F32(In<f32>),
     Bf16(In<bf16>),
-    Mx { data: In<u8>, scales: In<u8> },
+    Mx { element: ElementFormat, data: In<u8>, scales: In<u8> },
 }
 
 impl MatrixIn {
-    fn new(operands: &Operands<'_>, index: usize) -> Result<MatrixIn, KernelError> {
-        Ok(match operands.dtype(index) {
-            DType::Bf16 => MatrixIn::Bf16(operands.input(index)?),
-            DType::F32 => MatrixIn::F32(operands.input(index)?),
-            DType::E4m3 => {
-                MatrixIn::Mx { data: operands.input(index)?, scales: operands.input(index + 1)? }
-            }
-            _ => return Err(operands.unexpected(index, "f32, bf16 or e4m3")),
+    /// The operand at `index`, of a GEMM of quantized operands in `format`.
+    fn new(
+        operands: &Operands<'_>,
+        index: usize,
+        format: Option<&QuantFormat>,
+    ) -> Result<MatrixIn, KernelError> {
+        Ok(match (operands.dtype(index), format) {
+            (_, Some(format)) => MatrixIn::Mx {
+                element: format.element,
+                data: operands.input(index)?,
+                scales: operands.input(index + 1)?,
+            },
+            (DType::Bf16, None) => MatrixIn::Bf16(operands.input(index)?),
+            (DType::F32, None) => MatrixIn::F32(operands.input(index)?),
+            _ => return Err(operands.unexpected(index, "f32 or bf16")),
         })
     }
 
@@ -203,8 +215,9 @@ impl MatrixIn {
         match self {
             MatrixIn::F32(data) => Matrix::F32(data.of(arena)),
             MatrixIn::Bf16(data) => Matrix::Bf16(data.of(arena)),
-            MatrixIn::Mx { data, scales } => {
-                Matrix::Mx { data: data.of(arena), scales: scales.of(arena) }
+            MatrixIn::Mx { element, data, scales } => {
+                let (data, scales) = (data.of(arena), scales.of(arena));
+                Matrix::Mx { element: *element, data, scales }
             }
         }
     }
@@ -233,16 +246,26 @@ pub(super) fn layout(
     Some((kind, [b, offsets], sizes))
 }
 
+/// Formats of the operands of a GEMM of quantized ones.
+fn formats(op: &Op) -> Option<[&QuantFormat; 2]> {
+    match op {
+        Op::ScaledGroupedGemm(op) => Some([&op.a, &op.b]),
+        _ => None,
+    }
+}
+
 pub(super) fn prepare(operands: &Operands<'_>, op: &Op) -> Result<Run, KernelError> {
     let shape = |index: usize| operands.shape(index).to_vec();
     let Some((kind, [b, offsets], sizes)) = layout(op, &shape) else {
         return Err(operands.unknown_kernel());
     };
     let tier = operands.tier()?;
-    if operands.dtype(0) == DType::E2m1 {
+    let formats = formats(op);
+    if formats.is_some_and(|[a, _]| !a.is_mx()) {
         return nvfp4::prepare(operands, tier, kind, [b, offsets], sizes);
     }
-    let (a, b) = (MatrixIn::new(operands, 0)?, MatrixIn::new(operands, b)?);
+    let [of_a, of_b] = formats.map_or([None, None], |formats| formats.map(Some));
+    let (a, b) = (MatrixIn::new(operands, 0, of_a)?, MatrixIn::new(operands, b, of_b)?);
     let offsets = operands.input::<i32>(offsets)?;
     let target = GemmTarget::new(operands, operands.output(0))?;
     let workspace = operands.workspace::<u8>()?;
@@ -263,7 +286,7 @@ pub(super) fn workspace_bytes(request: &KernelRequest<'_>, tier: Tier, _: usize)
         GemmKind::Dgrad => [rows, k, n],
         GemmKind::Wgrad => [n, k, rows],
     };
-    if request.operands[0].dtype == DType::E2m1 {
+    if formats(request.op).is_some_and(|[a, _]| !a.is_mx()) {
         let [m, n, k] = sizes;
         return scaled_gemm::nvfp4::workspace_bytes(tier, m, n, k);
     }

@@ -90,12 +90,9 @@ impl Planes {
         let tensor_scale = self.tensor_scale.as_ref();
         let tensor_scale = tensor_scale.map_or(1.0, |scale| scale.of(arena)[window.group]);
         let every = format.scale.stored_every();
-        let row_bytes = match format.scale {
-            ScaleFormat::Ue4m3(_) => packed::fp4_len(1, k),
-            _ => k,
-        };
         let tiles = scale_tiles::tiled_len(rows, k.div_ceil(every));
-        let data = &self.data.of(arena)[window.matrix * rows * row_bytes..];
+        let of_matrix = packed::len(format.element, rows, k);
+        let data = &self.data.of(arena)[window.matrix * of_matrix..];
         let scales = &self.scales.of(arena)[window.matrix * tiles..];
         for (row, target) in target.chunks_mut(depth.max(1)).enumerate() {
             for (along, target) in target.iter_mut().enumerate() {
@@ -104,13 +101,12 @@ impl Planes {
                     continue;
                 };
                 let place = scale_tiles::offset(outer, along / every, k.div_ceil(every));
-                let (code, scale) = match format.scale {
-                    ScaleFormat::Ue4m3(_) => {
-                        let byte = data[outer * row_bytes + along / 2];
-                        (byte >> (along % 2 * 4) & 0xF, ue4m3::decode(scales[place]))
-                    }
-                    _ => (data[outer * row_bytes + along], e8m0::decode(scales[place])),
+                let scale = match format.scale {
+                    ScaleFormat::Ue4m3(_) => ue4m3::decode(scales[place]),
+                    _ => e8m0::decode(scales[place]),
                 };
+                let of_row = &data[packed::len(format.element, outer, k)..];
+                let code = packed::code(format.element, of_row, along);
                 *target = format.element.decode(code) * scale * tensor_scale;
             }
         }

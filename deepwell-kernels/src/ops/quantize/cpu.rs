@@ -9,7 +9,10 @@ use deepwell_precision::{
     quantize_rows, scale_tiles, scales_len,
 };
 
+use deepwell_precision::packed::len as packed_len;
+
 use super::nvfp4::{self, Matrices, Scope};
+use super::packed;
 use crate::KernelError;
 use crate::runtime::cpu::arena::{Arena, Out};
 use crate::runtime::cpu::operands::{Operands, Run, by_float};
@@ -88,6 +91,20 @@ fn quantize_mx<S: Source>(
     index: usize,
     arena: &Arena,
 ) -> Result<QuantStats, QuantizeError> {
+    if packed::is_needed(format) {
+        let mut stats = QuantStats::default();
+        for planes in planes {
+            let (outer, k) = outer_and_k(planes.axis, rows, columns);
+            let bytes = packed_len(format.element, outer, k);
+            let data = &mut planes.data.of(arena)[index * bytes..][..bytes];
+            let plain = &mut planes.scales.of(arena)[index * tiles(outer, k, format)..];
+            let plain = &mut plain[..scales_len(outer, k)];
+            let shape = [rows, columns];
+            stats.merge(&packed::quantize(x, shape, format, planes.axis, (data, plain))?);
+        }
+        tile_all(planes, [rows, columns], format, index, arena)?;
+        return Ok(stats);
+    }
     let elements = index * rows * columns..(index + 1) * rows * columns;
     // Row-major scales, at first in the place of the matrix's tiles.
     let scales = |planes: &PlanesOut| -> Range<usize> {
@@ -129,7 +146,7 @@ pub(super) fn tiles(outer: usize, k: usize, format: &QuantFormat) -> usize {
 }
 
 /// Rows of an operand, and its contraction.
-pub(super) fn outer_and_k(axis: Axis, rows: usize, columns: usize) -> (usize, usize) {
+pub(crate) fn outer_and_k(axis: Axis, rows: usize, columns: usize) -> (usize, usize) {
     if axis == Axis::Column { (columns, rows) } else { (rows, columns) }
 }
 

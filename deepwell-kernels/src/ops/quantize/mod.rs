@@ -6,6 +6,7 @@ mod cuda_nvfp4;
 mod cuda_nvfp4_groups;
 mod cuda_nvfp4_operands;
 pub(crate) mod nvfp4;
+pub(crate) mod packed;
 
 use super::OpKernels;
 use crate::runtime::cpu::CpuKernel;

@@ -1,7 +1,7 @@
 //! GEMM of block-quantized operands.
 
-use deepwell_ir::{DType, KernelRequest, Op, Storage};
-use deepwell_precision::QuantFormat;
+use deepwell_ir::{KernelRequest, Op, Storage};
+use deepwell_precision::{ElementFormat, QuantFormat};
 
 use super::nvfp4;
 use super::operand;
@@ -16,6 +16,7 @@ struct PlanesIn {
     data: In<u8>,
     scales: In<u8>,
     tensor_scale: Option<In<f32>>,
+    element: ElementFormat,
     k: usize,
 }
 
@@ -32,7 +33,8 @@ impl PlanesIn {
         };
         let data = operands.input(first)?;
         let scales = operands.input(first + 1)?;
-        Ok(PlanesIn { data, scales, tensor_scale, k: operands.shape(first)[1] })
+        let (element, k) = (format.element, operands.shape(first)[1]);
+        Ok(PlanesIn { data, scales, tensor_scale, element, k })
     }
 }
 
@@ -55,7 +57,8 @@ fn multiply(
             .map_err(|error| error.to_string());
     }
     let mx = |operand: &PlanesIn| {
-        Operand::rows_mx(operand.data.of(arena), operand.scales.of(arena), operand.k)
+        let (data, scales) = (operand.data.of(arena), operand.scales.of(arena));
+        Operand::rows_mx(operand.element, data, scales, operand.k)
     };
     gemm(tier, m, n, a.k, mx(a), mx(b), out, workspace).map_err(|error| error.to_string())
 }
@@ -89,7 +92,7 @@ pub(super) fn workspace_bytes(request: &KernelRequest<'_>, tier: Tier, _: usize)
     let Op::ScaledGemm(op) = request.op else { return 0 };
     let b_input = op.b_input();
     let (a, b) = (&request.operands[operand::A].shape, &request.operands[b_input].shape);
-    if request.operands[operand::A].dtype == DType::E2m1 {
+    if !op.a.is_mx() {
         return nvfp4::workspace_bytes(tier, a[0], b[0], a[1]);
     }
     gemm_output::workspace_bytes(request, [0, b_input], [a[0], b[0], a[1]], tier)

@@ -75,8 +75,8 @@ pub(crate) fn workspace_bytes(
 ) -> usize {
     let [a, b] = operands.map(|index| match request.operands[index].dtype {
         DType::Bf16 => DataKind::Bf16,
-        DType::E4m3 => DataKind::Mx,
-        _ => DataKind::F32,
+        DType::F32 => DataKind::F32,
+        _ => DataKind::Mx,
     });
     gemm::workspace_bytes(tier, m, n, k, a, b)
 }

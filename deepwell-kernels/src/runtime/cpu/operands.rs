@@ -122,7 +122,15 @@ impl Stored for u64 {
     const DTYPES: &'static [DType] = &[DType::U64];
 }
 impl Stored for u8 {
-    const DTYPES: &'static [DType] = &[DType::E4m3, DType::E8m0, DType::E2m1, DType::Ue4m3];
+    const DTYPES: &'static [DType] = &[
+        DType::E4m3,
+        DType::E5m2,
+        DType::E2m3,
+        DType::E3m2,
+        DType::E2m1,
+        DType::E8m0,
+        DType::Ue4m3,
+    ];
 }
 
 impl<'a> Operands<'a> {

@@ -37,10 +37,10 @@ pub fn fallback_plan(plan: &Plan, program: &Program) -> Option<Plan> {
     Some(Plan { policy: plan.policy.clone().force_bf16(all), ..plan.clone() })
 }
 
-/// The plan all in MXFP8 of a policy whose format has a tensor scale: GEMMs move to MXFP8 before
+/// The plan all in MXFP8 of a policy whose format has fewer bits: GEMMs move to MXFP8 before
 /// BF16. `None` for other policies.
 pub(crate) fn mxfp8_plan(plan: &Plan, program: &Program) -> Option<Plan> {
-    let lower = program.precision.iter().filter(|tensor| tensor.format.has_tensor_scale());
+    let lower = program.precision.iter().filter(|tensor| tensor.format.has_fewer_bits_than_mxfp8());
     let all: Vec<_> = lower.map(|tensor| (tensor.tensor.as_str(), "all weights")).collect();
     let policy = plan.policy.clone().force(Format::MXFP8, all.iter().copied());
     (!all.is_empty()).then(|| Plan { policy, ..plan.clone() })

@@ -71,6 +71,36 @@ fn nvfp4_is_served_by_every_gpu() {
     }
 }
 
+/// MX formats beyond E4M3 have no kernels on a GPU: an error, or BF16 where that is allowed, with
+/// the operand's format in the message.
+#[test]
+fn mx_formats_beyond_e4m3_are_for_the_cpu() {
+    let not_served = |format: &str| format!("CUDA kernels take mxfp8 and nvfp4, not {format}");
+    for (precision, format, own) in [
+        ("mxfp8-hybrid", "mxfp8-e5m2", "mxfp8"),
+        ("mxfp6", "mxfp6-e2m3", "mxfp6-e2m3"),
+        ("mxfp6-e3m2", "mxfp6-e3m2", "mxfp6-e3m2"),
+        ("mxfp4", "mxfp4", "mxfp4"),
+    ] {
+        for device in ["emulated:sm90", "emulated:sm100", "emulated:sm120"] {
+            let dryrun = ["dryrun", MODEL, "--precision", precision, "--device", device];
+            let expected = not_served(format);
+            check_error(&dryrun, 2, &["expected formats that the device computes", &expected]);
+        }
+        let on_sm100 = ["--precision", precision, "--device", "emulated:sm100"];
+        let output = deepwell(&[&["dryrun", MODEL, "--allow-fallback"], &on_sm100[..]].concat());
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        let said = format!(" in bf16, not {own}: {}", not_served(format));
+        assert!(stderr.contains(&said), "{precision}: {stderr}");
+        let on_cpu = ["dryrun", MODEL, "--precision", precision, "--device", "cpu"];
+        let output = deepwell(&on_cpu);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{stderr}");
+        assert!(!stderr.contains("in bf16"), "{stderr}");
+    }
+}
+
 /// On Hopper the default is a precision that its FP8 units compute, as in training.
 #[test]
 fn issue_31_plans_default_to_the_precision_of_the_device() {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use deepwell_ir::capture::StoredTensor;
-use deepwell_precision::{ElementRounding, QuantFormat, ScaleFormat, ScaleRule};
+use deepwell_precision::{ElementRounding, QuantFormat, ScaleRule};
 
 use super::super::decide::Decision;
 use super::super::{FileFormat, QuantizeFileError};
@@ -48,12 +48,15 @@ fn of_tensor(
     // Exceptions of a policy are more precise than its format.
     let has_exceptions = assigned
         .values()
-        .any(|assigned| assigned.format.is_some_and(|format| family(&format) == options.format));
+        .any(|assigned| assigned.format.and_then(|format| family(&format)) == Some(options.format));
     let Some(AssignedWeight { format, reason }) = assigned.get(&tensor.name) else {
         return Choice { format: None, reason: "no weight of a linear layer".to_owned() };
     };
     let Some(format) = *format else { return Choice { format: None, reason: reason.clone() } };
-    let own = family(&format);
+    let Some(own) = family(&format) else {
+        let reason = format!("{reason}; engines read no {}", format.name());
+        return Choice { format: Some((options.format, wanted)), reason };
+    };
     let is_exception = has_exceptions && own > options.format;
     if is_exception && options.convention == Convention::Modelopt {
         let reason = "engines read no MXFP8 in mixed precision of ModelOpt".to_owned();
@@ -66,11 +69,12 @@ fn of_tensor(
     Choice { format: Some(format), reason: reason.clone() }
 }
 
-fn family(format: &QuantFormat) -> FolderFormat {
-    match format.scale {
-        ScaleFormat::Ue4m3(_) => FolderFormat::Nvfp4,
-        _ => FolderFormat::Mxfp8,
-    }
+/// The format of a folder with these elements and scales; none if engines read no such folder.
+fn family(format: &QuantFormat) -> Option<FolderFormat> {
+    let families =
+        [(QuantFormat::NVFP4, FolderFormat::Nvfp4), (QuantFormat::MXFP8, FolderFormat::Mxfp8)];
+    let found = families.iter().find(|(family, _)| format.is_of_family(family));
+    found.map(|&(_, folder)| folder)
 }
 
 /// Keeps tensors whose rows are not whole blocks, and rejects forms that no inference engine reads.

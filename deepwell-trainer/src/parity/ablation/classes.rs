@@ -1,5 +1,5 @@
 //! Classes that an ablation leaves out or has alone: GEMM operands, for some tensors or for all,
-//! and parts of NVFP4's recipe.
+//! and parts of a policy's recipe.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,7 +18,7 @@ pub enum AblateBy {
     Operand,
     /// Linear tensors by kind, over all layers: q, k, v, o, gate, up, down.
     Tensor,
-    /// All parts of the NVFP4 recipe, those below.
+    /// All parts of the policy's recipe, of those below.
     Recipe,
     /// Random Hadamard transform of wgrad's operands.
     Rht,
@@ -30,14 +30,25 @@ pub enum AblateBy {
     Exceptions,
     /// Selection of 4 or 6 for the activations of fprop.
     FourSix,
+    /// Elements of gradients: E5M2 beside E4M3, E3M2 beside E2M3.
+    GradientElement,
 }
 
 impl AblateBy {
-    /// The parts of the recipe; none if the classes are of operands.
-    pub(super) fn parts(self) -> Vec<RecipePart> {
+    /// Whether the classes are parts of the recipe, not operands.
+    pub(super) const fn is_of_parts(self) -> bool {
+        !matches!(self, AblateBy::Gemm | AblateBy::Operand | AblateBy::Tensor)
+    }
+
+    /// The parts of the recipe of `policy`; none if the classes are of operands.
+    pub(super) fn parts(self, policy: &PrecisionPolicy) -> Vec<RecipePart> {
         match self {
             AblateBy::Gemm | AblateBy::Operand | AblateBy::Tensor => Vec::new(),
-            AblateBy::Recipe => RecipePart::ALL.to_vec(),
+            AblateBy::Recipe => {
+                let all = RecipePart::ALL.iter().copied();
+                all.filter(|&part| policy.has_part(part)).collect()
+            }
+            AblateBy::GradientElement => vec![RecipePart::GradientElement],
             AblateBy::Rht => vec![RecipePart::Hadamard],
             AblateBy::Sr => vec![RecipePart::StochasticRounding],
             AblateBy::Square => vec![RecipePart::SquareWeights],
@@ -56,7 +67,7 @@ enum Members {
         /// A glob over tensor names; none takes all.
         tensors: Option<String>,
     },
-    /// A part of the recipe, in NVFP4 with or without it.
+    /// A part of the recipe, with or without it.
     Part(RecipePart),
 }
 
@@ -143,6 +154,7 @@ impl Class {
 /// tensors and no tensor matches.
 pub(super) fn classes(
     graph: &Graph,
+    policy: &PrecisionPolicy,
     by: AblateBy,
     tensors: Option<&str>,
 ) -> Result<Vec<Class>, PolicyError> {
@@ -158,7 +170,7 @@ pub(super) fn classes(
             }
             kinds.iter().map(Class::of_kind).collect()
         }
-        by => by.parts().into_iter().map(Class::of_part).collect(),
+        by => by.parts(policy).into_iter().map(Class::of_part).collect(),
     })
 }
 
@@ -231,17 +243,25 @@ mod tests {
     use super::*;
 
     fn check(model: &str, by: AblateBy, tensors: Option<&str>, expected: &[&str]) {
+        let preset = if by.is_of_parts() { "nvfp4" } else { "mxfp8" };
+        check_preset(preset, model, by, tensors, expected);
+    }
+
+    fn check_preset(
+        preset: &str,
+        model: &str,
+        by: AblateBy,
+        tensors: Option<&str>,
+        expected: &[&str],
+    ) {
         let graph = ModelConfig::preset(model).unwrap().capture(Some(32)).unwrap();
-        let classes = classes(&graph, by, tensors).unwrap();
+        let policy = PrecisionPolicy::preset(preset).unwrap();
+        let classes = classes(&graph, &policy, by, tensors).unwrap();
         let names: Vec<String> =
             classes.iter().map(|class| format!("{}: {}", class.folder, class.name)).collect();
         assert_eq!(names, expected);
         for class in &classes {
             // Each policy can be applied: its globs match.
-            let policy = match by.parts().as_slice() {
-                [] => PrecisionPolicy::mxfp8(),
-                _ => PrecisionPolicy::nvfp4(),
-            };
             for policy in [class.alone(&policy).unwrap(), class.left_out(&policy).unwrap()] {
                 deepwell_ir::apply_precision(&graph, &policy).unwrap();
             }
@@ -263,6 +283,14 @@ mod tests {
             ],
         );
         check("llama-micro", AblateBy::FourSix, None, &["four-six: four-six"]);
+        for (preset, expected) in [
+            ("mxfp8", &[][..]),
+            ("mxfp8-hybrid", &["gradient-element: gradient-element"]),
+            ("mxfp6", &["gradient-element: gradient-element"]),
+            ("mxfp4", &["rht: rht", "sr: sr", "exceptions: exceptions"]),
+        ] {
+            check_preset(preset, "llama-micro", AblateBy::Recipe, None, expected);
+        }
     }
 
     #[test]
@@ -333,7 +361,9 @@ mod tests {
     #[test]
     fn a_glob_that_matches_nothing_is_an_error() {
         let graph = ModelConfig::preset("llama-micro").unwrap().capture(Some(32)).unwrap();
-        let error = classes(&graph, AblateBy::Tensor, Some("*.lm_head.*")).unwrap_err();
+        let error =
+            classes(&graph, &PrecisionPolicy::mxfp8(), AblateBy::Tensor, Some("*.lm_head.*"))
+                .unwrap_err();
         let expected = "rule `*.lm_head.*` matches none of the 14 tensors";
         assert_eq!(error.to_string(), expected);
     }

@@ -102,7 +102,7 @@ pub fn run(
     options.settings.resolve_learning_rate(graph.parameter_count());
     let policy = options.settings.precision_policy()?;
     check_parts(&options, &policy)?;
-    let classes = classes(&graph, options.by, options.tensors.as_deref())?;
+    let classes = classes(&graph, &policy, options.by, options.tensors.as_deref())?;
     for class in &classes {
         for policy in [class.alone(&policy)?, class.left_out(&policy)?] {
             deepwell_ir::apply_precision(&graph, &policy)?;
@@ -142,21 +142,24 @@ pub fn run(
 
 /// Checks that the policy has the parts of the recipe to ablate.
 fn check_parts(options: &AblationOptions, policy: &PrecisionPolicy) -> Result<(), TrainError> {
-    let parts = options.by.parts();
+    let parts = options.by.parts(policy);
     let setting = |setting, expected: String, got: String, hint: &str| {
         Err(TrainError::Setting { setting, expected, got, hint: Some(hint.to_string()) })
     };
-    if let Some(glob) = options.tensors.as_ref().filter(|_| !parts.is_empty()) {
+    if let Some(glob) = options.tensors.as_ref().filter(|_| options.by.is_of_parts()) {
         let expected = "no tensors for parts of the recipe, which hold for the whole policy";
         return setting("ablate-tensors", expected.to_string(), glob.clone(), "leave it out");
     }
-    match parts.iter().find(|&&part| !policy.has_part(part)) {
+    let missing = parts.iter().find(|&&part| !policy.has_part(part));
+    let has_none = options.by.is_of_parts() && parts.is_empty();
+    match missing.map(ToString::to_string).or(has_none.then(|| "none".to_string())) {
         None => Ok(()),
         Some(part) => setting(
             "ablate",
             "a part of the recipe that the policy has".to_string(),
-            part.to_string(),
-            "`--precision nvfp4` has all of them",
+            part,
+            "`--precision nvfp4` and `mxfp4` have a recipe, `mxfp8-hybrid` and `mxfp6` \
+             `gradient-element`",
         ),
     }
 }

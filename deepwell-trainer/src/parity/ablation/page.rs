@@ -22,7 +22,7 @@ fn subject(report: &AblationReport) -> String {
 }
 
 fn is_recipe(report: &AblationReport) -> bool {
-    !report.by.parts().is_empty()
+    report.by.is_of_parts()
 }
 
 /// Names of the two gaps of a class.

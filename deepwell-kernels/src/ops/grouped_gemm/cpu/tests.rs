@@ -1,6 +1,6 @@
 //! Grouped GEMMs beside the oracle: sizes of groups, types of operands, and what lies behind them.
 
-use deepwell_precision::{QuantFormat, quantize_columns, quantize_rows, scales_len};
+use deepwell_precision::{quantize_columns, quantize_rows, scales_len};
 
 use super::*;
 use crate::ops::dequantize::oracle as mx;
@@ -155,6 +155,7 @@ fn check<E: Element>(tier: Tier, counts: &[usize], n: usize, k: usize) {
 
 /// Quantized data, scales in tiles, and its values.
 struct Quantized {
+    element: ElementFormat,
     data: Vec<u8>,
     tiles: Vec<u8>,
     values: Vec<f64>,
@@ -162,28 +163,41 @@ struct Quantized {
 
 impl Quantized {
     /// `[rows, columns]` along its rows, or turned around along its columns.
-    fn new(source: &[f32], rows: usize, columns: usize, along_columns: bool) -> Quantized {
+    fn new(
+        element: ElementFormat,
+        source: &[f32],
+        rows: usize,
+        columns: usize,
+        along_columns: bool,
+    ) -> Quantized {
         let (outer, k) = if along_columns { (columns, rows) } else { (rows, columns) };
-        let mut data = vec![0; rows * columns];
+        let mut codes = vec![0; rows * columns];
         let mut scales = vec![0; scales_len(outer, k)];
-        let format = QuantFormat::MXFP8;
+        let format = QuantFormat::mx(element);
         let quantize = if along_columns { quantize_columns } else { quantize_rows };
-        quantize(source, rows, columns, &format, &mut data, &mut scales).unwrap();
+        quantize(source, rows, columns, &format, &mut codes, &mut scales).unwrap();
+        let mut data = vec![0; packed::len(element, outer, k)];
+        packed::pack(element, &codes, outer, k, &mut data).unwrap();
         let blocks = k.div_ceil(BLOCK);
         let mut tiles = vec![0xEE; scale_tiles::tiled_len(outer, blocks)];
         scale_tiles::to_tiles(&scales, outer, blocks, &mut tiles).unwrap();
-        let values = match along_columns {
-            true => mx::dequantize_transposed(&data, &scales, rows, columns),
-            false => mx::dequantize_rows(&data, &scales, rows, columns),
-        };
-        Quantized { data, tiles, values }
+        let values = mx::dequantize_elements(element, &codes, &scales, outer, k);
+        let values = if along_columns { mx::transpose(&values, rows, columns) } else { values };
+        Quantized { element, data, tiles, values }
     }
 
     /// Each matrix of a stack by itself.
-    fn stack(source: &[f32], rows: usize, columns: usize, along_columns: bool) -> Quantized {
-        let mut all = Quantized { data: Vec::new(), tiles: Vec::new(), values: Vec::new() };
+    fn stack(
+        element: ElementFormat,
+        source: &[f32],
+        rows: usize,
+        columns: usize,
+        along_columns: bool,
+    ) -> Quantized {
+        let (data, tiles, values) = (Vec::new(), Vec::new(), Vec::new());
+        let mut all = Quantized { element, data, tiles, values };
         for matrix in source.chunks_exact(rows * columns) {
-            let one = Quantized::new(matrix, rows, columns, along_columns);
+            let one = Quantized::new(element, matrix, rows, columns, along_columns);
             all.data.extend(one.data);
             all.tiles.extend(one.tiles);
             all.values.extend(one.values);
@@ -193,13 +207,14 @@ impl Quantized {
 
     /// NaN in data and scales of what lies behind row `used` of `rows`.
     fn poisoned(mut self, used: usize, rows: usize, along_columns: bool) -> Quantized {
-        let columns = self.data.len() / rows;
+        let columns = self.values.len() / rows;
         let (outer, k) = if along_columns { (columns, rows) } else { (rows, columns) };
         let blocks = k.div_ceil(BLOCK);
         for row in 0..outer {
             for at in 0..k {
                 if (if along_columns { at } else { row }) >= used {
-                    self.data[row * k + at] = 0xFF;
+                    let start = packed::len(self.element, row, k);
+                    self.data[start + packed::len(self.element, 1, at / BLOCK * BLOCK)] = 0xFF;
                     self.tiles[scale_tiles::offset(row, at / BLOCK, blocks)] = 0xFF;
                 }
             }
@@ -208,27 +223,35 @@ impl Quantized {
     }
 
     fn matrix(&self) -> Matrix<'_> {
-        Matrix::Mx { data: &self.data, scales: &self.tiles }
+        Matrix::Mx { element: self.element, data: &self.data, scales: &self.tiles }
     }
 }
 
-fn check_quantized(tier: Tier, counts: &[usize], n: usize, k: usize) {
+/// With elements of weights and activations, and of gradients.
+fn check_quantized(
+    tier: Tier,
+    counts: &[usize],
+    n: usize,
+    k: usize,
+    [forward, gradient]: [ElementFormat; 2],
+) {
     let groups = Groups::new(counts);
     let mut random = Random::new((n + k + groups.rows()) as u64);
     let (x, dy): (Vec<f32>, Vec<f32>) =
         (groups.matrix(&mut random, k), groups.matrix(&mut random, n));
     let w: Vec<f32> = random.normals(counts.len() * n * k);
     let rows = groups.rows();
-    let along = |source: &[f32], columns: usize, along_columns: bool| {
-        Quantized::new(source, rows, columns, along_columns).poisoned(
+    let along = |element: ElementFormat, source: &[f32], columns: usize, along_columns: bool| {
+        Quantized::new(element, source, rows, columns, along_columns).poisoned(
             groups.used,
             rows,
             along_columns,
         )
     };
-    let [x_row, x_column] = [false, true].map(|columns| along(&x, k, columns));
-    let [dy_row, dy_column] = [false, true].map(|columns| along(&dy, n, columns));
-    let [w_row, w_column] = [false, true].map(|columns| Quantized::stack(&w, n, k, columns));
+    let [x_row, x_column] = [false, true].map(|columns| along(forward, &x, k, columns));
+    let [dy_row, dy_column] = [false, true].map(|columns| along(gradient, &dy, n, columns));
+    let [w_row, w_column] =
+        [false, true].map(|columns| Quantized::stack(forward, &w, n, k, columns));
     let offsets = groups.offsets.as_slice();
     let case = Case { tier, sizes: Sizes { rows, n, k }, offsets };
     let of = magnitudes;
@@ -277,7 +300,14 @@ fn quantized_operands_match_the_oracle() {
     for counts in COUNTS {
         for (n, k) in [(32, 32), (64, 160), (96, 64)] {
             for tier in Tier::ALL.into_iter().filter(|tier| tier.is_available()) {
-                check_quantized(tier, counts, n, k);
+                for elements in [
+                    [ElementFormat::E4M3, ElementFormat::E4M3],
+                    [ElementFormat::E4M3, ElementFormat::E5M2],
+                    [ElementFormat::E2M3, ElementFormat::E3M2],
+                    [ElementFormat::E2M1, ElementFormat::E2M1],
+                ] {
+                    check_quantized(tier, counts, n, k, elements);
+                }
             }
         }
     }

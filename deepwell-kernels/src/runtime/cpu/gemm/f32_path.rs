@@ -9,6 +9,7 @@ use gemm_common::Parallelism;
 use half::bf16;
 
 use super::carve::{align, whole_elements};
+use super::elements::{unpack_block, values_of};
 use super::operand::{DataKind, Operand, OperandData, Output};
 use super::{ALIGNMENT, OUTER_BLOCK, Threads};
 use crate::runtime::cpu::element::Element;
@@ -122,10 +123,14 @@ fn convert<'a>(
                         *target = Element::to_f32(data[row * outer_stride + column * k_stride]);
                     }
                 }
-                OperandData::Mx { data, scales } => {
-                    let data = data[row * outer_stride..][..k].chunks(32);
-                    for (block, (data, target)) in data.zip(target.chunks_mut(32)).enumerate() {
-                        decode_block(data, scales[operand.scale_offset(row, block, k)], target);
+                OperandData::Mx { element, data, scales } => {
+                    let values = values_of(element);
+                    for (block, target) in target.chunks_mut(32).enumerate() {
+                        let mut codes = [0; 32];
+                        let data = &data[operand.mx_from(row, block * 32)..];
+                        let codes = unpack_block(element, data, &mut codes[..target.len()]);
+                        let scale = scales[operand.scale_offset(row, block, k)];
+                        decode_block(values, codes, scale, target);
                     }
                 }
             }
@@ -152,32 +157,11 @@ fn widen_row(source: &[bf16], target: &mut [f32]) {
     );
 }
 
-/// Value of every E4M3 code.
-static E4M3: [f32; 256] = {
-    let mut table = [0.0; 256];
-    let mut code = 0;
-    while code < 256 {
-        let (exponent, mantissa) = ((code >> 3) & 15, code & 7);
-        let magnitude = if exponent == 15 && mantissa == 7 {
-            f32::NAN
-        } else if exponent == 0 {
-            // Multiples of 2^-9.
-            mantissa as f32 / 512.0
-        } else {
-            // (1 + m / 8) 2^(e - 7), with the power of two as exponent bits.
-            f32::from_bits(((exponent as u32 + 120) << 23) | ((mantissa as u32) << 20))
-        };
-        table[code] = if code & 0x80 == 0 { magnitude } else { -magnitude };
-        code += 1;
-    }
-    table
-};
-
-/// Decodes one MXFP8 block; a value outside `f32`'s normal range is rounded once.
-fn decode_block(data: &[u8], scale: u8, target: &mut [f32]) {
+/// Decodes one block; a value outside `f32`'s normal range is rounded once.
+fn decode_block(values: &[f32; 256], codes: &[u8], scale: u8, target: &mut [f32]) {
     let scale = scale_value(scale);
-    for (target, &code) in target.iter_mut().zip(data) {
-        *target = E4M3[usize::from(code)] * scale;
+    for (target, &code) in target.iter_mut().zip(codes) {
+        *target = values[usize::from(code)] * scale;
     }
 }
 
@@ -250,21 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn e4m3_values() {
-        for (code, value) in [
-            (0x00, 0.0),
-            (0x01, 2f32.powi(-9)),
-            (0x07, 7.0 / 512.0),
-            (0x08, 2f32.powi(-6)),
-            (0x38, 1.0),
-            (0x39, 1.125),
-            (0x7e, 448.0),
-            (0xfe, -448.0),
-            (0xb8, -1.0),
-        ] {
-            assert_eq!(E4M3[code], value, "code {code:#04x}");
-        }
-        assert!(E4M3[0x7f].is_nan() && E4M3[0xff].is_nan());
+    fn scale_values() {
         assert_eq!(scale_value(127), 1.0);
         assert_eq!(scale_value(0), 2f32.powi(-127));
         assert_eq!(scale_value(254), 2f32.powi(127));

@@ -1,4 +1,4 @@
-//! The GEMM `op(A)[m, k] * op(B)[k, n]` of F32, BF16 and MXFP8 operands with FP32 accumulation.
+//! The GEMM `op(A)[m, k] * op(B)[k, n]` of F32, BF16 and MX operands with FP32 accumulation.
 //!
 //! # Overview
 //!
@@ -9,7 +9,7 @@
 //!
 //! The arithmetic has four [`Tier`]s. [`Tier::AmxBf16`], [`Tier::Avx512Bf16`] and [`Tier::Avx512`]
 //! pack the operands into BF16 panels and multiply them with a 32 x 32 kernel that sums in FP32;
-//! MXFP8 operands are decoded, exactly, during packing. [`Tier::Avx512`] also widens BF16 to FP32:
+//! MX operands are decoded, exactly, during packing. [`Tier::Avx512`] also widens BF16 to FP32:
 //! A during packing, B in registers. [`Tier::F32`] converts to `f32` and calls the `gemm-f32`
 //! crate. An F32 operand always takes the F32 tier, so inputs are never rounded.
 //!
@@ -71,6 +71,7 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod bf16_path;
 mod carve;
+pub(crate) mod elements;
 mod f32_path;
 mod operand;
 #[cfg(target_arch = "x86_64")]
@@ -201,7 +202,7 @@ pub(crate) const ALIGNMENT: usize = 64;
 /// threads.
 ///
 /// The tiers with BF16 panels need a BF16 copy of at most 1024 rows of each operand; on AVX-512 the
-/// copy of A is `f32`. MXFP8 operands may have to fall back, so they need at least as much as on
+/// copy of A is `f32`. MX operands may have to fall back, so they need at least as much as on
 /// the F32 tier. The F32 tier needs an `f32` copy of at most 1024 rows of each operand that is not
 /// F32, and of a block of the output, which may be BF16. (If both operands and the output are F32,
 /// an empty workspace suffices.)
@@ -234,7 +235,7 @@ pub fn workspace_bytes(
 /// # Errors
 ///
 /// [`GemmError`] if an operand, the output or the workspace is shorter than the sizes require, an
-/// MXFP8 operand is not contiguous along `k`, or this process cannot run `tier`. In these cases
+/// MX operand is not contiguous along `k`, or this process cannot run `tier`. In these cases
 /// nothing is written.
 #[expect(clippy::too_many_arguments, reason = "shapes and slices are plain arguments, as in BLAS")]
 pub fn gemm(

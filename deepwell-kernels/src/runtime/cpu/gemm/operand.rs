@@ -3,6 +3,7 @@
 use std::any::TypeId;
 
 use deepwell_precision::scale_tiles::{self, TILE_BYTES, shape};
+use deepwell_precision::{ElementFormat, packed};
 use half::bf16;
 
 use crate::runtime::cpu::element::Element;
@@ -14,9 +15,11 @@ pub enum OperandData<'a> {
     F32(&'a [f32]),
     /// BF16.
     Bf16(&'a [bf16]),
-    /// MXFP8: E4M3 elements and one E8M0 scale per 32 elements along `k`.
+    /// An MX format: elements and one E8M0 scale per 32 elements along `k`.
     Mx {
-        /// E4M3 data, `[outer, k]` row-major without gaps.
+        /// Format of the elements.
+        element: ElementFormat,
+        /// Elements, `[outer, k]` row-major, [packed](deepwell_precision::packed).
         data: &'a [u8],
         /// E8M0 scales (`2^(code - 127)`, `0xFF` is NaN) of `[outer, ceil(k / 32)]` blocks, in
         /// [tiles](deepwell_precision::scale_tiles). Padding is never read.
@@ -51,15 +54,15 @@ impl DataKind {
 pub struct Operand<'a> {
     /// The elements.
     pub data: OperandData<'a>,
-    /// Distance in elements between outer rows. For MXFP8: `k`, or the row stride of the whole.
+    /// Distance in elements between outer rows. For MX: `k`, or the row stride of the whole.
     pub outer_stride: usize,
-    /// Distance in elements along `k`. For MXFP8: 1.
+    /// Distance in elements along `k`. For MX: 1.
     pub k_stride: usize,
-    /// For MXFP8: position of the scales, if the operand is a part of a larger one.
+    /// For MX: position of the scales, if the operand is a part of a larger one.
     pub part: Option<MxPart>,
 }
 
-/// Position of a part within a larger MXFP8 operand. The data slice begins at the part's first
+/// Position of a part within a larger MX operand. The data slice begins at the part's first
 /// element and keeps the row stride of the whole; the scales slice is that of the whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MxPart {
@@ -94,17 +97,31 @@ impl<'a> Operand<'a> {
         }
     }
 
-    /// MXFP8 rows `[outer, k]`, with scales in tiles.
+    /// MX rows `[outer, k]`, with scales in tiles.
     #[must_use]
-    pub fn rows_mx(data: &'a [u8], scales: &'a [u8], k: usize) -> Self {
-        Self { data: OperandData::Mx { data, scales }, outer_stride: k, k_stride: 1, part: None }
+    pub fn rows_mx(element: ElementFormat, data: &'a [u8], scales: &'a [u8], k: usize) -> Self {
+        let data = OperandData::Mx { element, data, scales };
+        Self { data, outer_stride: k, k_stride: 1, part: None }
     }
 
-    /// Rows of a larger MXFP8 operand with row stride `row_stride` and all of its `scales`.
+    /// Rows of a larger MX operand with row stride `row_stride` and all of its `scales`.
     #[must_use]
-    pub fn part_mx(data: &'a [u8], scales: &'a [u8], row_stride: usize, part: MxPart) -> Self {
-        let data = OperandData::Mx { data, scales };
+    pub fn part_mx(
+        element: ElementFormat,
+        data: &'a [u8],
+        scales: &'a [u8],
+        row_stride: usize,
+        part: MxPart,
+    ) -> Self {
+        let data = OperandData::Mx { element, data, scales };
         Self { data, outer_stride: row_stride, k_stride: 1, part: Some(part) }
+    }
+
+    /// The elements of an MX operand from row `row` and column `column` on, a multiple of 32.
+    #[inline(always)]
+    pub(super) fn mx_from(&self, row: usize, column: usize) -> usize {
+        let OperandData::Mx { element, .. } = self.data else { return 0 };
+        packed::len(element, row, self.outer_stride) + packed::len(element, 1, column)
     }
 
     /// Offset of a block's scale within the scales.
@@ -121,7 +138,7 @@ impl<'a> Operand<'a> {
     /// Views memory of layout `[k, outer]` as an operand `[outer, k]`.
     ///
     /// `Operand::rows_bf16(dy, columns).transposed()` reads `dy[k, columns]` as `[columns, k]`.
-    /// (MXFP8 has its blocks along `k` and cannot be transposed: [`GemmError::MxLayout`].)
+    /// (MX formats have their blocks along `k` and cannot be transposed: [`GemmError::MxLayout`].)
     #[must_use]
     pub fn transposed(self) -> Self {
         Self { outer_stride: self.k_stride, k_stride: self.outer_stride, ..self }
@@ -166,7 +183,7 @@ impl<'a> Operand<'a> {
         match self.data {
             OperandData::F32(data) => check("elements", last_element(), data.len()),
             OperandData::Bf16(data) => check("elements", last_element(), data.len()),
-            OperandData::Mx { data, scales } => {
+            OperandData::Mx { element, data, scales } => {
                 let is_apart = match self.part {
                     None => self.outer_stride != k,
                     Some(part) => self.outer_stride < k || !part.first_row.is_multiple_of(32),
@@ -179,7 +196,15 @@ impl<'a> Operand<'a> {
                         k_stride: self.k_stride,
                     });
                 }
-                check("data", last_element(), data.len())?;
+                let bytes = |elements: usize| {
+                    let bits = elements.checked_mul(element.bits() as usize)?;
+                    Some(bits.div_ceil(8))
+                };
+                let last_byte = || {
+                    let row = (outer - 1).checked_mul(bytes(self.outer_stride)?)?;
+                    row.checked_add(bytes(k)?)
+                };
+                check("data", last_byte(), data.len())?;
                 let (rows, blocks) = match self.part {
                     None => (outer, k.div_ceil(32)),
                     Some(part) => {
@@ -267,9 +292,9 @@ pub enum GemmError {
         /// The slice's length.
         got: usize,
     },
-    /// An MXFP8 operand that is not `[outer, k]` without gaps.
+    /// An MX operand that is not `[outer, k]` without gaps.
     #[error(
-        "operand {operand}: expected MXFP8 rows with strides [{k}, 1], \
+        "operand {operand}: expected MX rows with strides [{k}, 1], \
          got [{outer_stride}, {k_stride}]\n\
          hint: quantize along the contraction; blocks of another direction cannot be contracted"
     )]

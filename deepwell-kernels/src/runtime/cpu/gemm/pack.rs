@@ -16,7 +16,12 @@
 
 use core::arch::x86_64::*;
 
+use deepwell_precision::{ElementFormat, e8m0};
+use half::bf16;
+
+use super::elements::{unpack_block, values_of};
 use super::operand::{Operand, OperandData};
+use crate::runtime::cpu::element::Element;
 
 /// Elements of one step of a panel.
 pub(super) const STEP: usize = 1024;
@@ -130,8 +135,13 @@ unsafe fn load_tile(operand: &Operand<'_>, k: usize, region: TileRegion) -> (Til
                 (gather_rows(data, strides, rows, columns), Form::ByRow)
             }
         },
+        OperandData::Mx { element, scales, .. } if element != ElementFormat::E4M3 => {
+            let decoded = decode_elements(operand, element, scales, k, region);
+            // SAFETY: the local array holds 16 rows of 32.
+            (unsafe { load_rows(decoded.as_ptr().cast(), 32, rows, columns) }, Form::ByRow)
+        }
         // SAFETY: `region` is inside the validated matrix, and begins at a block of 32.
-        OperandData::Mx { data, scales } => unsafe {
+        OperandData::Mx { data, scales, .. } => unsafe {
             let stride = operand.outer_stride;
             let data = data.as_ptr().wrapping_add(row * stride + column);
             // Within 32 rows, scales are 16 bytes apart; a part begins at such a group of rows.
@@ -214,6 +224,31 @@ unsafe fn gather_rows(
     }
     // SAFETY: the local array holds 16 rows of 32.
     unsafe { load_rows(gathered.as_ptr().cast(), 32, 16, 32) }
+}
+
+/// Decodes a region of an MX operand element by element. Each value is exact in BF16, because
+/// `scales::fit_bf16` has checked that nonzero values stay normal.
+fn decode_elements(
+    operand: &Operand<'_>,
+    element: ElementFormat,
+    scales: &[u8],
+    k: usize,
+    TileRegion { row, rows, column, columns }: TileRegion,
+) -> [[u16; 32]; 16] {
+    let OperandData::Mx { data, .. } = operand.data else { return [[0; 32]; 16] };
+    let values = values_of(element);
+    let mut decoded = [[0u16; 32]; 16];
+    for (row, decoded) in (row..row + rows).zip(&mut decoded) {
+        let scale = e8m0::decode(scales[operand.scale_offset(row, column / 32, k)]);
+        let mut codes = [0; 32];
+        let data = &data[operand.mx_from(row, column)..];
+        let codes = unpack_block(element, data, &mut codes[..columns]);
+        for (decoded, &code) in decoded.iter_mut().zip(codes) {
+            let value: bf16 = Element::from_f32(values[usize::from(code)] * scale);
+            *decoded = value.to_bits();
+        }
+    }
+    decoded
 }
 
 /// Magnitudes of E4M3's subnormal bit patterns 0 to 7 (multiples of 2^-9), as BF16.

@@ -1,18 +1,17 @@
-//! Checks whether the scales of MXFP8 operands keep every decoded value and product in the normal
+//! Checks whether the scales of MX operands keep every decoded value and product in the normal
 //! range of BF16 and FP32. The BF16 instructions need this, because they flush subnormals to zero.
 //!
-//! A nonzero E4M3 value lies in `2^-9 ..= 1.75 * 2^8`. With a scale code `c` (`2^(c - 127)`) the
-//! decoded value has an exponent in `c - 136 ..= c - 119`. BF16's normal exponents are
-//! `-126 ..= 127`, so `c` must be in `10 ..= 246`; the least exponent of a product of two such
-//! values is `ca + cb - 272`, at least -126 when `ca + cb >= 146`.
+//! A nonzero value of an element format has an exponent in `lo ..= hi`, for E4M3 in `-9 ..= 8`.
+//! With a scale code `c` (`2^(c - 127)`) the decoded value has an exponent in
+//! `c - 127 + lo ..= c - 127 + hi`. BF16's normal exponents are `-126 ..= 127`, so `c` must be in
+//! `1 - lo ..= 254 - hi`; the least exponent of a product of two such values is
+//! `ca + cb - 254 + la + lb`, at least -126 when `ca + cb >= 128 - la - lb`.
 
 use deepwell_precision::scale_tiles::tiled_len;
 
+use super::elements::{exponents, unpack_block};
 use super::operand::{Operand, OperandData};
 
-const SCALE_MIN: u8 = 10;
-const SCALE_MAX: u8 = 246;
-const SCALE_SUM_MIN: u16 = 146;
 /// E8M0's NaN: decodes to NaN for any data.
 const SCALE_NAN: u8 = 0xff;
 
@@ -34,11 +33,21 @@ pub(super) fn fit_bf16(a: &Operand<'_>, m: usize, b: &Operand<'_>, n: usize, k: 
         }
         _ => None,
     };
-    if range_fits(by_bytes(a, m), by_bytes(b, n)) {
+    let limits = [a, b].map(limits);
+    if range_fits([by_bytes(a, m), by_bytes(b, n)], limits) {
         return true;
     }
     // A block of zeros may have any scale: check again with the scales of nonzero blocks only.
-    range_fits(range_of_nonzero_blocks(a, m, k), range_of_nonzero_blocks(b, n, k))
+    let of_nonzero = [range_of_nonzero_blocks(a, m, k), range_of_nonzero_blocks(b, n, k)];
+    range_fits(of_nonzero, limits)
+}
+
+/// Exponents of the elements of an operand.
+fn limits(operand: &Operand<'_>) -> [i16; 2] {
+    match operand.data {
+        OperandData::Mx { element, .. } => exponents(element),
+        _ => [0, 0],
+    }
 }
 
 /// Returns the least and greatest scale code, NaN excluded.
@@ -50,32 +59,37 @@ fn scale_range(scales: impl Iterator<Item = u8>) -> (u8, u8) {
     })
 }
 
-fn range_fits(a: Option<(u8, u8)>, b: Option<(u8, u8)>) -> bool {
-    let alone =
-        |range: Option<(u8, u8)>| range.is_none_or(|(lo, hi)| lo >= SCALE_MIN && hi <= SCALE_MAX);
+fn range_fits([a, b]: [Option<(u8, u8)>; 2], [of_a, of_b]: [[i16; 2]; 2]) -> bool {
+    let alone = |range: Option<(u8, u8)>, [least, greatest]: [i16; 2]| {
+        range.is_none_or(|(lo, hi)| i16::from(lo) >= 1 - least && i16::from(hi) <= 254 - greatest)
+    };
     let both = match (a, b) {
-        (Some((a, _)), Some((b, _))) => u16::from(a) + u16::from(b) >= SCALE_SUM_MIN,
+        (Some((a, _)), Some((b, _))) => i16::from(a) + i16::from(b) >= 128 - of_a[0] - of_b[0],
         // BF16 operands are used as they are; their own tiny products are flushed (see the module's
         // documentation).
         _ => true,
     };
-    alone(a) && alone(b) && both
+    alone(a, of_a) && alone(b, of_b) && both
 }
 
 fn range_of_nonzero_blocks(operand: &Operand<'_>, outer: usize, k: usize) -> Option<(u8, u8)> {
-    let OperandData::Mx { data, scales } = operand.data else { return None };
-    // The last row of a part may be shorter than the stride.
-    let rows = data.chunks(operand.outer_stride).take(outer).enumerate();
-    Some(scale_range(rows.flat_map(|(row, data)| {
-        let blocks = data[..k].chunks(32).enumerate();
-        blocks
-            .filter(|(_, data)| data.iter().any(|code| code & 0x7f != 0))
-            .map(move |(block, _)| scales[operand.scale_offset(row, block, k)])
+    let OperandData::Mx { element, data, scales } = operand.data else { return None };
+    let magnitude = ((1u32 << (element.bits() - 1)) - 1) as u8;
+    let is_nonzero = |row: usize, block: usize| {
+        let mut codes = [0; 32];
+        let data = &data[operand.mx_from(row, block * 32)..];
+        let codes = unpack_block(element, data, &mut codes[..(k - block * 32).min(32)]);
+        codes.iter().any(|code| code & magnitude != 0)
+    };
+    Some(scale_range((0..outer).flat_map(|row| {
+        let blocks = (0..k.div_ceil(32)).filter(move |&block| is_nonzero(row, block));
+        blocks.map(move |block| scales[operand.scale_offset(row, block, k)])
     })))
 }
 
 #[cfg(test)]
 mod tests {
+    use deepwell_precision::ElementFormat;
     use deepwell_precision::scale_tiles::to_tiles;
 
     use super::*;
@@ -107,8 +121,8 @@ mod tests {
             };
             let scales_a = tiled([127, scale_a]);
             let scales_b = tiled([scale_b; 2]);
-            let a = Operand::rows_mx(&data_a, &scales_a, 40);
-            let b = Operand::rows_mx(&data_b, &scales_b, 40);
+            let a = Operand::rows_mx(ElementFormat::E4M3, &data_a, &scales_a, 40);
+            let b = Operand::rows_mx(ElementFormat::E4M3, &data_b, &scales_b, 40);
             assert_eq!(
                 fit_bf16(&a, 1, &b, 1, 40),
                 expected,

@@ -1,9 +1,11 @@
 //! GEMMs against f64 loops over the dequantized operands.
 
 use deepwell_precision::scale_tiles::{TILE_BYTES, offset, tiled_len};
+use deepwell_precision::{ElementFormat, packed};
 use half::bf16;
 
 use super::*;
+use crate::ops::dequantize::oracle;
 
 /// xorshift64*, so that every run sees the same numbers.
 struct Random(u64);
@@ -36,7 +38,7 @@ struct Matrix {
 enum Numbers {
     F32(Vec<f32>),
     Bf16(Vec<bf16>),
-    Mx { data: Vec<u8>, scales: Vec<u8> },
+    Mx { element: ElementFormat, data: Vec<u8>, scales: Vec<u8> },
 }
 
 /// How an operand lies in memory.
@@ -71,6 +73,7 @@ impl Matrix {
                 Numbers::Bf16((0..length).map(|_| bf16::from_f32(random.uniform())).collect())
             }
             DataKind::Mx => Numbers::Mx {
+                element: ElementFormat::E4M3,
                 // All bit patterns but the NaNs.
                 data: (0..outer * k)
                     .map(|_| random.bits() as u8)
@@ -84,11 +87,29 @@ impl Matrix {
         Self { outer, k, outer_stride, k_stride, numbers }
     }
 
+    /// An MX operand with random codes, finite ones, of any element format.
+    fn of_elements(element: ElementFormat, outer: usize, k: usize, random: &mut Random) -> Self {
+        let mask = (1u64 << element.bits()) - 1;
+        let codes: Vec<u8> = (0..outer * k)
+            .map(|_| (random.bits() & mask) as u8)
+            .map(|code| if oracle::decode(element, code).is_finite() { code } else { 0x3B })
+            .collect();
+        let mut data = vec![0; packed::len(element, outer, k)];
+        packed::pack(element, &codes, outer, k, &mut data).unwrap();
+        let scales = (0..tiled_len(outer, k.div_ceil(32)))
+            .map(|_| 117 + (random.bits() % 12) as u8)
+            .collect();
+        let numbers = Numbers::Mx { element, data, scales };
+        Self { outer, k, outer_stride: k, k_stride: 1, numbers }
+    }
+
     fn operand(&self) -> Operand<'_> {
         let data = match &self.numbers {
             Numbers::F32(data) => OperandData::F32(data),
             Numbers::Bf16(data) => OperandData::Bf16(data),
-            Numbers::Mx { data, scales } => OperandData::Mx { data, scales },
+            Numbers::Mx { element, data, scales } => {
+                OperandData::Mx { element: *element, data, scales }
+            }
         };
         Operand { data, outer_stride: self.outer_stride, k_stride: self.k_stride, part: None }
     }
@@ -98,9 +119,11 @@ impl Matrix {
         match &self.numbers {
             Numbers::F32(data) => f64::from(data[place]),
             Numbers::Bf16(data) => data[place].to_f64(),
-            Numbers::Mx { data, scales } => {
+            Numbers::Mx { element, data, scales } => {
                 let scale = scales[offset(row, column / 32, self.k.div_ceil(32))];
-                e4m3(data[place]) * e8m0(scale)
+                let code =
+                    packed::code(*element, &data[packed::len(*element, row, self.k)..], column);
+                oracle::decode(*element, code) * e8m0(scale)
             }
         }
     }
@@ -332,7 +355,7 @@ fn every_code_at_extreme_scales() {
                     a_data[row * 32 + row] = code;
                 }
                 let a_scales = [scale; TILE_BYTES];
-                let a = Operand::rows_mx(&a_data, &a_scales, 32);
+                let a = Operand::rows_mx(ElementFormat::E4M3, &a_data, &a_scales, 32);
                 let b = Operand::rows_bf16(&ones, 32);
                 let mut result = [7.0f32; 32];
                 let bytes = workspace_bytes(tier, 32, 1, 32, a.kind(), b.kind());
@@ -351,6 +374,60 @@ fn every_code_at_extreme_scales() {
     }
 }
 
+/// Every pair of element formats, packed or not, at ragged sizes.
+#[test]
+fn elements_of_every_format() {
+    let mut random = Random(11);
+    for (m, n, k) in [(1, 1, 1), (33, 40, 70), (64, 17, 128), (130, 35, 45)] {
+        for &of_a in ElementFormat::ALL {
+            for &of_b in ElementFormat::ALL {
+                let a = Matrix::of_elements(of_a, m, k, &mut random);
+                let b = Matrix::of_elements(of_b, n, k, &mut random);
+                for tier in available_tiers() {
+                    check(tier, &a, &b, To::F32);
+                }
+            }
+        }
+    }
+}
+
+/// Every code times one, under scales at both edges of what the BF16 tiers take and beyond.
+#[test]
+fn codes_of_every_format_at_extreme_scales() {
+    for &element in ElementFormat::ALL {
+        let [least, greatest] = elements::exponents(element);
+        let edges = [1 - least, 254 - greatest];
+        let edges = edges.into_iter().flat_map(|edge| [edge - 1, edge, edge + 1]);
+        for scale in edges.map(|edge| edge as u8).chain([0, 127, 254]) {
+            let codes: Vec<u8> = (0..1u16 << element.bits()).map(|code| code as u8).collect();
+            let ones = vec![bf16::ONE; 32];
+            for codes in codes.chunks(32) {
+                let mut spread = vec![0u8; 32 * 32];
+                for (row, &code) in codes.iter().enumerate() {
+                    spread[row * 32 + row] = code;
+                }
+                let mut data = vec![0; packed::len(element, 32, 32)];
+                packed::pack(element, &spread, 32, 32, &mut data).unwrap();
+                let scales = [scale; TILE_BYTES];
+                for tier in available_tiers() {
+                    let a = Operand::rows_mx(element, &data, &scales, 32);
+                    let b = Operand::rows_bf16(&ones, 32);
+                    let mut result = [7.0f32; 32];
+                    let bytes = workspace_bytes(tier, 32, 1, 32, a.kind(), b.kind());
+                    let out = Output::F32 { data: &mut result, accumulate: false };
+                    gemm(tier, 32, 1, 32, a, b, out, &mut vec![0; bytes]).unwrap();
+                    for (&code, got) in codes.iter().zip(result) {
+                        let expected = (oracle::decode(element, code) * e8m0(scale)) as f32;
+                        let is_same = got == expected || (got.is_nan() && expected.is_nan());
+                        let what = format!("{tier:?} {element} {code:#04x} under 2^{scale}-127");
+                        assert!(is_same, "{what}: expected {expected}, got {got}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// A product of two MXFP8 values under 2^-126 is not flushed.
 #[test]
 fn tiny_products_survive() {
@@ -358,8 +435,8 @@ fn tiny_products_survive() {
     for tier in available_tiers() {
         for (scale_a, scale_b) in [(72, 74), (72, 73), (60, 63), (13, 110), (5, 240)] {
             let (scales_a, scales_b) = ([scale_a; TILE_BYTES], [scale_b; TILE_BYTES]);
-            let a = Operand::rows_mx(&data, &scales_a, 32);
-            let b = Operand::rows_mx(&data, &scales_b, 32);
+            let a = Operand::rows_mx(ElementFormat::E4M3, &data, &scales_a, 32);
+            let b = Operand::rows_mx(ElementFormat::E4M3, &data, &scales_b, 32);
             let mut result = [0.0f32];
             let bytes = workspace_bytes(tier, 1, 1, 32, a.kind(), b.kind());
             let out = Output::F32 { data: &mut result, accumulate: false };
@@ -376,7 +453,7 @@ fn non_finite_values_come_through() {
     for tier in available_tiers() {
         let mut a = Matrix::random(DataKind::Mx, Layout::Rows, 40, 70, &mut random);
         let b = Matrix::random(DataKind::Mx, Layout::Rows, 33, 70, &mut random);
-        if let Numbers::Mx { data, scales } = &mut a.numbers {
+        if let Numbers::Mx { data, scales, .. } = &mut a.numbers {
             // A NaN scale over a block that is all zeros, and one NaN code.
             data[5 * 70 + 32..5 * 70 + 64].fill(0);
             scales[offset(5, 1, 3)] = 0xff;
@@ -479,15 +556,15 @@ fn errors_name_what_is_wrong() {
         gemm(Tier::F32, 3, 3, 4, a, b, out, &mut vec![0; bytes]).unwrap_err().to_string()
     };
     let data = [0u8; 12];
-    let mx = Operand::rows_mx(&data, &[0; TILE_BYTES], 4);
+    let mx = Operand::rows_mx(ElementFormat::E4M3, &data, &[0; TILE_BYTES], 4);
     let rows_of = [
         (run(rows(5), rows(4), 9, 9999), "operand A: expected at least 14 elements"),
         (run(rows(4), rows(usize::MAX), 9, 9999), "operand B: expected at least"),
         (run(rows(4), rows(4), 8, 9999), "output: expected [3, 3] elements, got a slice of 8"),
         (run(rows(4), rows(4), 9, 7), "workspace: expected at least"),
-        (run(mx.transposed(), rows(4), 9, 9999), "operand A: expected MXFP8 rows with strides"),
+        (run(mx.transposed(), rows(4), 9, 9999), "operand A: expected MX rows with strides"),
         (
-            run(Operand::rows_mx(&data, &data[..2], 4), rows(4), 9, 9999),
+            run(Operand::rows_mx(ElementFormat::E4M3, &data, &data[..2], 4), rows(4), 9, 9999),
             "operand A: expected at least 512 scales",
         ),
     ];
