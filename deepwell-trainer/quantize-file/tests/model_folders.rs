@@ -6,9 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use deepwell_ckpt::hf::{WriteTensor, write};
-use deepwell_precision::{
-    BlockShape, ElementFormat, QuantFormat, nvfp4, packed, quantize_rows, ue4m3,
-};
+use deepwell_precision::{BlockShape, QuantFormat, nvfp4, packed, quantize_rows, ue4m3};
 use deepwell_quantize_file::{
     AssignedWeight, Convention, FolderFormat, QuantizeFileError, QuantizeFolderOptions, dequantize,
     quantize_folder,
@@ -435,34 +433,28 @@ fn formats_of_a_run() {
     assert_eq!(ignored.len(), 5, "{ignored:?}");
 }
 
-/// Weights of a policy in formats that engines do not read get the format asked for, and the reason
-/// names theirs: never a folder of wrong elements.
+fn assigned(format: impl Fn(&str) -> QuantFormat) -> Option<BTreeMap<String, AssignedWeight>> {
+    let of = |format| AssignedWeight { format: Some(format), reason: "the policy".to_owned() };
+    let all = WEIGHTS.iter().map(|(name, ..)| (format!("{LAYER}.{name}.weight"), of(format(name))));
+    Some(all.collect())
+}
+
+/// Weights in formats that engines do not read get the format asked for, and the reason says so.
 #[test]
 fn weights_in_other_mx_formats() {
-    for asked in [Nvfp4, Mxfp8] {
-        for element in [ElementFormat::E5M2, ElementFormat::E2M3, ElementFormat::E2M1] {
-            let folder = tempfile::tempdir().expect("a folder");
-            let root = folder.path();
-            model(&root.join("plain"), false);
-            let own = QuantFormat::mx(element);
-            let assigned = WEIGHTS.iter().map(|(name, ..)| {
-                let reason = "the policy".to_owned();
-                (format!("{LAYER}.{name}.weight"), AssignedWeight { format: Some(own), reason })
-            });
-            let assigned = Some(assigned.collect());
-            let of_policy =
-                QuantizeFolderOptions { assigned, ..options(root, asked, CompressedTensors) };
-            let done = quantize_folder(&of_policy, &mut |_, _| {}).expect("quantized");
-            let said = format!("the policy; engines read no {}", own.name());
-            let tensors = done.report.tensors.iter().filter(|tensor| tensor.quality.is_some());
-            let reasons: Vec<&str> = tensors.map(|tensor| tensor.reason.as_str()).collect();
-            assert_eq!(reasons, [said.as_str(); WEIGHTS.len()], "{asked:?} {own}");
-            let got = read(&root.join("small"));
-            let output = root.join("plainly");
-            let plain = QuantizeFolderOptions { output, assigned: None, ..of_policy };
-            quantize_folder(&plain, &mut |_, _| {}).expect("quantized");
-            assert!(got == read(&root.join("plainly")), "{asked:?} {own}: other bytes");
-        }
+    for (asked, own) in [(Nvfp4, "mxfp4"), (Mxfp8, "mxfp8-e5m2"), (Mxfp8, "mxfp6-e2m3")] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = folder.path();
+        let plain = options(root, asked, CompressedTensors);
+        model(&plain.input, false);
+        quantize_folder(&plain, &mut |_, _| {}).expect("quantized");
+        let output = root.join("by policy");
+        let assigned = assigned(|_| QuantFormat::named(own).expect("a format"));
+        let by_policy = QuantizeFolderOptions { output, assigned, ..plain };
+        let report = quantize_folder(&by_policy, &mut |_, _| {}).expect("quantized").report;
+        let reason = format!("the policy; engines read no {own}");
+        assert_eq!(report.tensors.iter().filter(|it| it.reason == reason).count(), 7, "{own}");
+        assert!(read(&root.join("small")) == read(&root.join("by policy")), "{asked:?} {own}");
     }
 }
 
@@ -472,15 +464,10 @@ fn exceptions_in_mxfp8() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = folder.path();
         model(&root.join("plain"), false);
-        let assigned = WEIGHTS.iter().map(|(name, ..)| {
-            let format = match *name {
-                "mlp.down_proj" => QuantFormat::MXFP8,
-                _ => QuantFormat::NVFP4,
-            };
-            let reason = "the policy".to_owned();
-            (format!("{LAYER}.{name}.weight"), AssignedWeight { format: Some(format), reason })
+        let assigned = assigned(|name| match name {
+            "mlp.down_proj" => QuantFormat::MXFP8,
+            _ => QuantFormat::NVFP4,
         });
-        let assigned = Some(assigned.collect());
         let mixed = QuantizeFolderOptions { assigned, ..options(root, Nvfp4, convention) };
         quantize_folder(&mixed, &mut |_, _| {}).expect("quantized");
         let quantization = &read_json(&root.join("small/config.json"))["quantization_config"];
