@@ -98,3 +98,44 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         gemm.step(device, &offsets, &out, call.accumulate())?,
     ])
 }
+
+#[cfg(test)]
+mod tests {
+    use deepwell_ir::OperandType;
+    use deepwell_ir::ops::{GroupedRows, ScaledGroupedGemm};
+    use deepwell_precision::scale_tiles;
+
+    use super::*;
+
+    #[test]
+    fn refusals_say_what_is_taken() {
+        let operand = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
+        let format = QuantFormat::NVFP4;
+        for (rows, k, align, output, expected) in [
+            (256, 32, 128, DType::Bf16, None),
+            (96, 31, 16, DType::Bf16, None),
+            (96, 31, 8, DType::Bf16, Some("takes groups of a multiple of 16 rows, not of 8")),
+            (256, 32, 128, DType::F32, Some("gives bf16, not f32")),
+            (256, 0, 128, DType::Bf16, Some("takes no empty matrices")),
+        ] {
+            let grouped = GroupedRows::new(3, align);
+            let kind = GemmKind::Fprop;
+            let op: Op = ScaledGroupedGemm { kind, grouped, output, a: format, b: format }.into();
+            let planes = |stack: &[usize], rows: usize| {
+                let tiles = scale_tiles::shape(rows, usize::div_ceil(k, BLOCK));
+                let of = |shape: &[usize]| [stack, shape].concat();
+                [
+                    operand(DType::E2m1, &of(&[rows, k])),
+                    operand(DType::Ue4m3, &of(&tiles)),
+                    operand(DType::F32, &[3, 1]),
+                ]
+            };
+            let mut operands = [planes(&[], rows), planes(&[3], 40)].concat();
+            operands.push(operand(DType::I32, &[4]));
+            let input_count = operands.len();
+            operands.push(operand(output, &[rows, 40]));
+            let request = KernelRequest { op: &op, operands: &operands, input_count };
+            assert_eq!(reject(&request, BLOCK).as_deref(), expected, "{rows} {k} {align} {output}");
+        }
+    }
+}
