@@ -1,10 +1,9 @@
 //! Chooses micro-batch size and recomputation: every candidate is lowered and dry-run.
 
-use std::num::NonZeroU32;
-
-use deepwell_ir::{Binding, Graph, KernelCatalog, Program, Recompute, Target, differentiate};
+use deepwell_ir::{Binding, Graph, KernelCatalog, Program, Target, differentiate};
 use deepwell_probe::Hardware;
 
+use crate::candidates::{Attempt, Best, Candidates, name_of};
 use crate::gpu::gpu_of;
 use crate::lower::{
     SharedGraph, arena_bytes_with_fallbacks, expand_experts, fallback_plan, mxfp8_plan,
@@ -126,56 +125,13 @@ pub fn autoplan_stages(
         // A graph that cannot be trained has an error of its own, whatever the plan.
         attempted.map_err(|error| trainable(graph, request).err().unwrap_or(error))
     };
-    let try_rule = |rule: Recompute, best: &mut Best| -> Result<bool, PlanError> {
-        let mut fits = false;
-        // With several streams first: larger micro-batches that do not fit are retried with one
-        // stream.
-        let mut too_large = Vec::new();
-        for &micro_batch in &micro_batches {
-            let candidate = with_batches(&base, micro_batch, rows / micro_batch, rule);
-            match attempt(candidate.clone())? {
-                Attempt::TooLarge(reason) => {
-                    best.rejected.push(reason);
-                    too_large.push(candidate);
-                    continue;
-                }
-                Attempt::Fits(planned) => best.consider(*planned),
-            }
-            fits = true;
-            if parallel.pipeline > 1 {
-                continue;
-            }
-            // Smaller micro-batches only read the weights more often.
-            let smaller = micro_batches.iter().filter(|&&size| size < micro_batch);
-            best.rejected
-                .extend(smaller.map(|size| {
-                    format!("micro-batch {size}, recompute {rule}: a larger one fits")
-                }));
-            break;
-        }
-        for candidate in too_large {
-            if target.arch == "cpu" || candidate.has_one_stream() {
-                break;
-            }
-            match attempt(Plan { one_stream: true, ..candidate })? {
-                Attempt::TooLarge(reason) => best.rejected.push(reason),
-                Attempt::Fits(planned) => {
-                    best.consider(*planned);
-                    fits = true;
-                    if parallel.pipeline == 1 {
-                        break;
-                    }
-                }
-            }
-        }
-        Ok(fits)
-    };
+    let candidates = Candidates { base: &base, rows, micro_batches, attempt: &attempt };
     let mut best = Best::default();
     match request.recompute {
         Some(rule) => {
-            try_rule(rule, &mut best)?;
+            candidates.try_rule(rule, &mut best)?;
         }
-        None => least_recompute(graph.layer_count(), &mut best, &try_rule)?,
+        None => candidates.least_recompute(graph.layer_count(), &mut best)?,
     }
     let Best { planned, rejected } = best;
     let Some(mut best) = planned else {
@@ -188,53 +144,10 @@ pub fn autoplan_stages(
     Ok(best)
 }
 
-/// Tries rules from the least to the most work until one fits.
-fn least_recompute(
-    layers: usize,
-    best: &mut Best,
-    try_rule: &dyn Fn(Recompute, &mut Best) -> Result<bool, PlanError>,
-) -> Result<(), PlanError> {
-    use Recompute::{Activations, Full, FullOf, None, Norms, Selective};
-    // Norms or activation functions alone: the faster of the two, if both fit.
-    for rules in [&[None][..], &[Norms, Activations], &[Selective]] {
-        for &rule in rules {
-            try_rule(rule, best)?;
-        }
-        if best.planned.is_some() {
-            return Ok(());
-        }
-    }
-    // The peak is lowest without the last layer, if only one micro-batch is in flight.
-    let mut full_of = |layers: usize| match NonZeroU32::new(layers as u32) {
-        Some(layers) => try_rule(FullOf(layers), best),
-        Option::None => Ok(false),
-    };
-    let (mut too_few, mut enough) = (0, layers.saturating_sub(1));
-    if !full_of(enough)? {
-        try_rule(Full, best)?;
-        return Ok(());
-    }
-    while enough - too_few > 1 {
-        let middle = too_few + (enough - too_few) / 2;
-        match full_of(middle)? {
-            true => enough = middle,
-            false => too_few = middle,
-        }
-    }
-    Ok(())
-}
-
 /// Whether the graph of the whole model can be trained.
 fn trainable(graph: &Graph, request: &PlanRequest) -> Result<(), PlanError> {
     differentiate(&expand_experts(graph, &request.policy)?)?;
     Ok(())
-}
-
-/// Result of a candidate.
-enum Attempt {
-    Fits(Box<Planned>),
-    /// Why the candidate does not fit.
-    TooLarge(String),
 }
 
 /// Lowers a candidate and predicts it.
@@ -303,48 +216,6 @@ fn attempt(
         in_bf16,
         rejected: Vec::new(),
     })))
-}
-
-/// A candidate's name in the list of rejected candidates.
-fn name_of(plan: &Plan) -> String {
-    let Plan { micro_batch, micro_batches, recompute, .. } = plan;
-    let streams = if plan.one_stream { ", one stream" } else { "" };
-    format!("micro-batch {micro_batch} x {micro_batches}, recompute {recompute}{streams}")
-}
-
-/// The fastest candidate that fits.
-#[derive(Default)]
-struct Best {
-    planned: Option<Planned>,
-    rejected: Vec<String>,
-}
-
-impl Best {
-    fn consider(&mut self, planned: Planned) {
-        let Some(best) = &self.planned else {
-            self.planned = Some(planned);
-            return;
-        };
-        let slower = if priced_s(best) <= priced_s(&planned) { &planned } else { best };
-        let time_ms = priced_s(slower) * 1e3;
-        self.rejected.push(format!("{}: at least {time_ms:.3} ms a step", name_of(&slower.plan)));
-        if priced_s(best) > priced_s(&planned) {
-            self.planned = Some(planned);
-        }
-    }
-}
-
-/// Predicted time of a step, for comparing candidates. A prediction does not include the idle SMs
-/// filled by side streams: one stream was 1.8 % slower for llama-1.1b in MXFP8 and 14.7 % for
-/// moe-1b-a300m (`benchmarks/train_h200_2026-11-27.md`).
-fn priced_s(planned: &Planned) -> f64 {
-    let has_experts = planned.prediction.ranks.iter().any(|rank| rank.expert_room.is_some());
-    let price = match (planned.plan.one_stream, has_experts) {
-        (false, _) => 1.0,
-        (true, false) => 1.018,
-        (true, true) => 1.147,
-    };
-    planned.prediction.time_s * price
 }
 
 /// Layers of each pipeline stage, as requested or balanced; empty for one stage.
@@ -431,11 +302,6 @@ fn check_gpu(hardware: &Hardware, target: &Target) -> Result<(), PlanError> {
         there => format!("one of {}", there.join(", ")),
     };
     Err(PlanError::Request { what: "GPU", expected, got: index.to_string() })
-}
-
-/// Returns the plan with other batch sizes and recomputation.
-fn with_batches(plan: &Plan, micro_batch: usize, micro_batches: usize, rule: Recompute) -> Plan {
-    Plan { micro_batch, micro_batches, recompute: rule, ..plan.clone() }
 }
 
 fn kernels_of(program: &Program) -> Vec<KernelPlan> {

@@ -24,6 +24,7 @@ pub mod arena;
 mod auto;
 mod autoplan;
 mod budget;
+mod candidates;
 pub mod counting;
 mod dryrun;
 mod error;

@@ -62,7 +62,7 @@ impl Engine {
     }
 
     /// Bytes of a sharded master on this rank, and the elements of the whole master at these bytes;
-    /// `None` if other ranks have all of it.
+    /// `None` if the slices of other ranks cover the master.
     fn master_slice(&self, parameter: usize) -> Option<(ByteRange, Range<usize>)> {
         let program = self.program();
         let master = program.parameters[parameter].master;

@@ -8,8 +8,8 @@ use super::{Folder, check_error, json_of, stdout_of};
 #[test]
 fn options_of_a_plan_for_a_cluster() {
     let args = ["plan", "llama-3-70b", "--hardware", "h100:nodes=8", "--global-batch", "256"];
-    // A schedule that the trainer does not have: no program of 64 ranks is lowered, which takes long
-    // without optimization.
+    // A schedule that the trainer does not have: no program of 64 ranks is lowered, which takes
+    // long without optimization.
     let rule = ["--pin", "schedule=zb-h2"];
     let page = |options: &[&str], contains: &[&str]| {
         let page = stdout_of(&[&args[..], &rule, options].concat());

@@ -91,3 +91,45 @@ fn measurements_of_this_machine() {
         assert!(table.contains(part), "expected `{part}` in: {table}");
     }
 }
+
+/// What differs from machine to machine is the matrix instructions that kernels run on.
+#[test]
+fn a_plan_as_a_table() {
+    let plan = stdout_of(&["plan", "llama-micro", "--seq", "32", "--batch", "2"]);
+    insta::with_settings!({ filters => vec![(r"_(amx|avx512|f32)\b", "_[tier]")] }, {
+        insta::assert_snapshot!(plan, @r#"
+        plan of "llama" on cpu
+          batch         2 x 32 tokens = 1 micro-batches of 2
+          recompute     none
+          optimizer     in buckets of 160.0 MiB of gradients
+          embedding                     1 x cpu_embedding
+          rms_norm                      1 x cpu_rms_norm
+          quantize                     31 x cpu_quantize
+          linear                        2 x cpu_linear_[tier]
+          scaled_gemm                  36 x cpu_scaled_gemm_[tier]
+          rope                          4 x cpu_rope
+          attention                     2 x cpu_attention_[tier]
+          add_rms_norm                  4 x cpu_add_rms_norm
+          swiglu                        2 x cpu_swiglu
+          linear_cross_entropy_grad     1 x cpu_linear_cross_entropy_grad_[tier]
+          rms_norm_backward             5 x cpu_rms_norm_backward
+          linear_wgrad                  2 x cpu_linear_wgrad_[tier]
+          linear_dgrad                  2 x cpu_linear_dgrad_[tier]
+          swiglu_backward               2 x cpu_swiglu_backward
+          add                           6 x cpu_add
+          attention_backward            2 x cpu_attention_backward_[tier]
+          rope_backward                 4 x cpu_rope_backward
+          embedding_backward            1 x cpu_embedding_backward
+          grad_norm                     1 x cpu_grad_norm
+          adamw_coefficients            1 x cpu_adamw_coefficients
+          adamw                         1 x cpu_adamw
+          cast                          9 x cpu_cast
+             1 tensors  bf16: role `embedding` stays `bf16`
+             5 tensors  bf16: role `norm` stays `bf16`
+             1 tensors  bf16: first linear tensor in execution order stays `bf16`
+            12 tensors  mxfp8: default of precision `mxfp8`
+             1 tensors  bf16: last linear tensor in execution order stays `bf16`
+             1 tensors  bf16: role `head` stays `bf16`
+        "#);
+    });
+}
