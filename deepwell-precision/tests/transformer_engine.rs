@@ -423,7 +423,7 @@ fn combinations_that_are_refused() {
         (te.square().with_four_six(true), None, "expected 4/6 with blocks of 1x16"),
         (te.with_hadamard(rht).with_four_six(true), None, "expected 4/6 with blocks of 1x16"),
         (stochastic.with_four_six(true), philox, "expected 4/6 with blocks of 1x16"),
-        (te.square().with_hadamard(rht), None, "expected blocks of 1x16 with a Hadamard"),
+        (te.square().with_hadamard(rht), None, "expected blocks of one row with a Hadamard"),
     ] {
         let common = Common { philox, ..Common::nearest(1.0) };
         let src = [0.0_f32; 16];
