@@ -82,8 +82,8 @@ mod tests {
     #[test]
     fn the_table_of_a_bundle() {
         let files = [
+            file("command.tar.gz", 11_644_200),
             file("corpus.tar.gz", 5_012_345),
-            file("deepwell", 11_644_200),
             file("kernels.tar.gz", 39_008),
             file("run.sh", 900),
             file("tests.tar.gz", 6_000_000),

@@ -125,14 +125,17 @@ fn fill(
     stage: &Path,
     manifest: &Manifest,
 ) -> Result<()> {
-    // Packing reduces kernels and tests to a quarter of their size; `run.sh` unpacks them.
+    // Packing reduces programs and kernels to a third of their size; `run.sh` unpacks them.
     copy_kernels(root, stage, manifest)?;
     archive::pack(stage, "kernels", &bundle.join("kernels.tar.gz"))?;
     eprintln!("packing the corpus");
     // Also fetches the locked packages, the sources of the corpus.
     let binary = deepwell::build(shell, root)?;
     let packed = corpus::pack(shell, root, &binary, stage, &bundle.join("corpus.tar.gz"))?;
-    strip(&binary, &bundle.join("deepwell"))?;
+    let command = stage.join("command");
+    fs::create_dir_all(&command)?;
+    strip(&binary, &command.join("deepwell"))?;
+    archive::pack(stage, "command", &bundle.join("command.tar.gz"))?;
     let tests = stage.join("tests");
     fs::create_dir_all(&tests)?;
     for (package, program) in build_tests(shell, root)? {

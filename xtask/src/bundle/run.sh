@@ -11,7 +11,7 @@
 # `parity` and `train` read the corpus of this folder and run on the GPU unless FLAGS say otherwise.
 # What they write goes to ./target, or where `--out` says. Variables:
 #   DEEPWELL_KERNELS_DIR   other kernels than those of this folder
-#   DEEPWELL_CORPUS_DIR    where corpus and kernels are unpacked; default: beside this file
+#   DEEPWELL_CORPUS_DIR    where the archives are unpacked; default: the folder of this file
 #   TMPDIR                 where tests are unpacked while they run; it must allow programs
 #   DEEPWELL_REQUIRE_GPU   set to nothing: tests are skipped where there is no GPU
 set -eu
@@ -22,19 +22,21 @@ usage() {
     sed -n 's/^# \{0,1\}//; 2,/^set /{/^set /!p;}' "$0"
 }
 
-# Prints the folder of what NAME.tar.gz holds; unpacks it the first time: unpacked NAME
+# Prints the folder that NAME.tar.gz is unpacked to, and unpacks it the first time: unpacked NAME
+# The folder's name has the archive's checksum: files of another bundle are never taken instead.
 unpacked() {
     parent=${DEEPWELL_CORPUS_DIR:-$here}
-    if [ ! -d "$parent/$1" ]; then
+    folder=$parent/$1.$(cksum <"$here/$1.tar.gz" | cut -d ' ' -f 1)
+    if [ ! -d "$folder" ]; then
         mkdir -p "$parent"
         partial=$parent/.$1.$$
         mkdir "$partial"
         tar -xzf "$here/$1.tar.gz" -C "$partial"
         # Under its name only once it is whole; somebody else may have been first.
-        mv "$partial/$1" "$parent/$1" 2>/dev/null || [ -d "$parent/$1" ]
+        mv "$partial/$1" "$folder" 2>/dev/null || [ -d "$folder" ]
         rm -rf "$partial"
     fi
-    echo "$parent/$1"
+    echo "$folder"
 }
 
 # Whether a flag is among the arguments: has FLAG "$@"
@@ -51,7 +53,7 @@ has() {
 
 # `deepwell train` or `parity` with what the bundle adds.
 trains() {
-    if has --help "$@" || has -h "$@"; then exec "$here/deepwell" "$@"; fi
+    if has --help "$@" || has -h "$@"; then exec "$deepwell" "$@"; fi
     # A run file has its own.
     if ! has --run-file "$@"; then
         if ! has --data "$@"; then
@@ -60,7 +62,7 @@ trains() {
         fi
         if ! has --device "$@"; then set -- "$@" --device cuda; fi
     fi
-    exec "$here/deepwell" "$@"
+    exec "$deepwell" "$@"
 }
 
 tests() {
@@ -68,7 +70,7 @@ tests() {
     export DEEPWELL_REQUIRE_GPU="${DEEPWELL_REQUIRE_GPU-1}"
     if [ -z "$DEEPWELL_REQUIRE_GPU" ]; then unset DEEPWELL_REQUIRE_GPU; fi
     # For tests that run the command.
-    export DEEPWELL_COMMAND="${DEEPWELL_COMMAND:-$here/deepwell}"
+    export DEEPWELL_COMMAND="${DEEPWELL_COMMAND:-$deepwell}"
     failed=
     # Not kept: tests of another bundle must never run in place of these.
     programs=$(mktemp -d)
@@ -88,6 +90,7 @@ case ${1:-} in
 test | parity | train | bench | tune | deepwell)
     DEEPWELL_KERNELS_DIR=${DEEPWELL_KERNELS_DIR:-$(unpacked kernels)}
     export DEEPWELL_KERNELS_DIR
+    deepwell=$(unpacked command)/deepwell
     ;;
 esac
 
@@ -97,10 +100,10 @@ test)
     tests "$@"
     ;;
 parity | train) trains "$@" ;;
-bench | tune) exec "$here/deepwell" "$@" ;;
+bench | tune) exec "$deepwell" "$@" ;;
 deepwell)
     shift
-    exec "$here/deepwell" "$@"
+    exec "$deepwell" "$@"
     ;;
 -h | --help | help) usage ;;
 *)
