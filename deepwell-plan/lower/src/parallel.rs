@@ -123,7 +123,7 @@ impl Parallel {
             of(ProcessGroup::CONTEXT, (0..self.context).map(among_context).collect()),
         ];
         let shares_experts = |group: &ProcessGroup| {
-            let may_be_one = self.shares() && expert > 1;
+            let may_be_one = self.shards_optimizer() && expert > 1;
             may_be_one && group.name == ProcessGroup::EXPERT_DATA
         };
         let is_there = |group: &ProcessGroup| group.ranks.len() > 1 || shares_experts(group);
@@ -132,18 +132,18 @@ impl Parallel {
     }
 
     /// Whether ranks shard the optimizer state.
-    pub const fn shares(&self) -> bool {
+    pub const fn shards_optimizer(&self) -> bool {
         self.zero > 0 && self.data > 1
     }
 
     /// Whether ranks shard the gradients, too (ZeRO 2 and 3).
     pub const fn shards_gradients(&self) -> bool {
-        self.zero >= 2 && self.shares()
+        self.zero >= 2 && self.shards_optimizer()
     }
 
     /// Whether ranks shard the weights, too, and gather them per layer (ZeRO 3).
     pub const fn shards_weights(&self) -> bool {
-        self.zero >= 3 && self.shares()
+        self.zero >= 3 && self.shards_optimizer()
     }
 
     /// Number of consecutive parts of the model: stages times chunks.

@@ -151,7 +151,7 @@ impl Plan {
     pub fn measured(&self) -> Option<Plan> {
         let has_four_bits = self.policy.format().has_four_bits();
         let is_native = self.policy.gemm() == GemmMode::Native;
-        let is_measured = has_four_bits && is_native && !self.parallel.shares();
+        let is_measured = has_four_bits && is_native && !self.parallel.shards_optimizer();
         is_measured.then(|| Plan { measures_products: true, ..self.clone() })
     }
 

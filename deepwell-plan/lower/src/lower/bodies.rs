@@ -35,7 +35,7 @@ impl Lowering<'_> {
             if self.rank.overlaps {
                 // Prefetches the weights of the next layer, overlapped with this one.
                 for (_, node) in layers[at..].iter().take(2).copied().flatten() {
-                    self.fetch_for(node, nodes[0].1.layer)?;
+                    self.prefetch_for(node, nodes[0].1.layer)?;
                 }
                 self.gather_planes(phase)?;
             }

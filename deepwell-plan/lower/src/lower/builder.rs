@@ -5,8 +5,8 @@ use std::collections::{HashMap, HashSet};
 
 use deepwell_ir::{
     Access, Accumulate, Body, BodyId, ByteRange, Call, Cost, DType, HostInterface, InputRole,
-    KernelRequest, MemoryKind, Node, NodeId, Op, Operand, OperandType, Phase, Plane, Tag, Tensor,
-    TensorId, TensorKind, Value, ValueId, storage_bytes,
+    KernelRequest, MemoryKind, Node, NodeId, Op, Operand, OperandType, Phase, Plane, Rejected, Tag,
+    Tensor, TensorId, TensorKind, Value, ValueId, storage_bytes,
 };
 
 use super::rank::RankContext;
@@ -19,8 +19,8 @@ pub(super) struct ProgramBuilder<'a> {
     pub(super) calls: Vec<Call>,
     pub(super) bodies: Vec<Body>,
     pub(super) host: HostInterface,
-    /// The value of each tensor.
-    pub(super) value_of: HashMap<TensorId, ValueId>,
+    /// The value that the next calls read or write for each tensor.
+    value_of: HashMap<TensorId, ValueId>,
     /// Accumulators already written by a call.
     written: HashSet<ValueId>,
 }
@@ -38,6 +38,12 @@ pub(super) struct NewCall {
     pub(super) layer: Option<u32>,
     pub(super) source: NodeId,
     pub(super) recomputes: bool,
+    /// See [`Call::last_only`].
+    pub(super) last_only: bool,
+    /// See [`Call::alone_only`].
+    pub(super) alone_only: bool,
+    /// Rejections that lowering adds to those of the catalog.
+    pub(super) rejected: Vec<Rejected>,
 }
 
 pub(super) fn read(value: ValueId) -> Operand {
@@ -80,6 +86,23 @@ impl<'a> ProgramBuilder<'a> {
         ValueId(self.values.len() as u32 - 1)
     }
 
+    /// The value of a tensor, if it is made.
+    pub(super) fn value_if_made(&self, tensor: TensorId) -> Option<ValueId> {
+        self.value_of.get(&tensor).copied()
+    }
+
+    /// Lets the next calls use `value` for a tensor, in place of the value that [stores] it.
+    ///
+    /// [stores]: ProgramBuilder::store
+    pub(super) fn rebind(&mut self, tensor: TensorId, value: ValueId) {
+        self.value_of.insert(tensor, value);
+    }
+
+    /// Forgets the value of a tensor: the next call that uses the tensor makes another.
+    pub(super) fn forget(&mut self, tensor: TensorId) {
+        self.value_of.remove(&tensor);
+    }
+
     /// Makes `value` the value of a tensor.
     pub(super) fn store(&mut self, tensor: TensorId, value: ValueId) {
         self.value_of.insert(tensor, value);
@@ -119,7 +142,7 @@ impl<'a> ProgramBuilder<'a> {
             TensorKind::Parameter { .. } | TensorKind::ParameterGradient { .. } => {
                 MemoryKind::Optimizer
             }
-            TensorKind::WeightCopy if self.rank.gathers() => MemoryKind::Activations,
+            TensorKind::WeightCopy if self.rank.shards_weights() => MemoryKind::Activations,
             TensorKind::WeightCopy => MemoryKind::Weights,
             TensorKind::Input { .. } | TensorKind::Loss => MemoryKind::Host,
             TensorKind::Statistic if is_statistics(tensor) => MemoryKind::Host,
@@ -190,10 +213,40 @@ impl<'a> ProgramBuilder<'a> {
             layer: node.layer,
             source: node.source,
             recomputes: node.repeats,
+            last_only: false,
+            alone_only: false,
+            rejected: Vec::new(),
         })
     }
 
-    /// Adds a call without a node in the graph.
+    /// A call without a node in the graph.
+    pub(super) fn call_without_node(
+        &self,
+        (phase, layer): (Phase, Option<u32>),
+        name: &str,
+        op: Op,
+        inputs: Vec<Operand>,
+        outputs: Vec<Operand>,
+    ) -> NewCall {
+        NewCall {
+            name: name.to_string(),
+            op,
+            input_count: inputs.len(),
+            operands: [inputs, outputs].concat(),
+            accumulate: Accumulate::Never,
+            accumulator_bytes: 0,
+            phase,
+            tag: Tag::Head,
+            layer,
+            source: NodeId(self.rank.graph.nodes.len() as u32),
+            recomputes: false,
+            last_only: false,
+            alone_only: false,
+            rejected: Vec::new(),
+        }
+    }
+
+    /// Adds a [call without a node](ProgramBuilder::call_without_node).
     pub(super) fn phase_call(
         &mut self,
         phase: Phase,
@@ -208,25 +261,13 @@ impl<'a> ProgramBuilder<'a> {
     /// [`ProgramBuilder::phase_call`] for a layer.
     pub(super) fn layer_call(
         &mut self,
-        (phase, layer): (Phase, Option<u32>),
+        pass: (Phase, Option<u32>),
         name: &str,
         op: Op,
         inputs: Vec<Operand>,
         outputs: Vec<Operand>,
     ) -> Result<(), PlanError> {
-        self.call(NewCall {
-            name: name.to_string(),
-            op,
-            input_count: inputs.len(),
-            operands: [inputs, outputs].concat(),
-            accumulate: Accumulate::Never,
-            accumulator_bytes: 0,
-            phase,
-            tag: Tag::Head,
-            layer,
-            source: self.no_node(),
-            recomputes: false,
-        })
+        self.call(self.call_without_node(pass, name, op, inputs, outputs))
     }
 
     /// [`ProgramBuilder::phase_call`] in the optimizer's body.
@@ -238,11 +279,6 @@ impl<'a> ProgramBuilder<'a> {
         outputs: Vec<Operand>,
     ) -> Result<(), PlanError> {
         self.phase_call(Phase::Optimizer, name, op, inputs, outputs)
-    }
-
-    /// The source of calls without a node.
-    pub(super) fn no_node(&self) -> NodeId {
-        NodeId(self.rank.graph.nodes.len() as u32)
     }
 
     /// Adds a call with the kernel that the catalog selects.
@@ -278,8 +314,8 @@ impl<'a> ProgramBuilder<'a> {
             operands: new.operands,
             input_count: new.input_count,
             accumulate: new.accumulate,
-            last_only: false,
-            alone_only: false,
+            last_only: new.last_only,
+            alone_only: new.alone_only,
             workspace,
             phase: new.phase,
             tag: new.tag,
@@ -289,7 +325,7 @@ impl<'a> ProgramBuilder<'a> {
             stream: 0,
             waits: Vec::new(),
             records: None,
-            rejected: selection.rejected,
+            rejected: [selection.rejected, new.rejected].concat(),
         });
         Ok(())
     }

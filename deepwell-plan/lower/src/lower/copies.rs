@@ -113,7 +113,7 @@ impl Copy<'_> {
         let is_split = groups.iter().any(|group| group.name != ProcessGroup::DATA);
         let has_no_update =
             |it: &ParameterState| it.gradient.is_none() || it.first_moment.is_none();
-        let reason = if rank.sharing().is_some() {
+        let reason = if rank.zero_group().is_some() {
             "ranks have slices of the weights".to_string()
         } else if rank.pipeline.is_some() || is_split {
             "ranks have parts of the model".to_string()

@@ -37,6 +37,8 @@ pub(super) struct Lowering<'a> {
     pub(super) update_copies: UpdateCopies,
     /// Updates before the optimizer's body.
     pub(super) updates: UpdatesInBackward,
+    /// The only gradient without elements, made on first use.
+    pub(super) no_gradient: Option<ValueId>,
 }
 
 /// The buckets summed during the backward pass. With sharded optimizer state these are the buckets
@@ -44,7 +46,7 @@ pub(super) struct Lowering<'a> {
 #[derive(Default)]
 pub(super) struct OverlappedReduction {
     /// The buckets whose gradients are complete after a node, by index in the graph.
-    pub(super) behind: HashMap<usize, Vec<usize>>,
+    pub(super) complete_after: HashMap<usize, Vec<usize>>,
     /// Buckets summed over the data-parallel ranks.
     pub(super) done: HashSet<usize>,
     /// Buckets summed over the tensor-parallel ranks.
@@ -91,19 +93,21 @@ impl<'a> Lowering<'a> {
             reduction: OverlappedReduction::default(),
             update_copies: UpdateCopies::default(),
             updates: UpdatesInBackward::default(),
+            no_gradient: None,
         }
     }
 
     /// Adds persistent values that no call makes first.
     pub(super) fn persistent_values(&mut self, mode: Mode) {
-        match (self.rank.sharing(), mode) {
+        match (self.rank.zero_group(), mode) {
             (None, _) => self.parameters.add_whole(&self.rank, &mut self.build),
-            (Some(_), Mode::Train) => self.sharded_values(),
+            (Some(_), Mode::Train) => self.add_sharded(),
             // The evaluation has slices of weights, too.
-            (Some(_), Mode::Evaluate) if self.rank.gathers() => self.sharded_values(),
+            (Some(_), Mode::Evaluate) if self.rank.shards_weights() => self.add_sharded(),
             // The evaluation reads the training program's weight copies, made on first use.
             (Some(_), Mode::Evaluate) => {}
         }
+        self.parameters.group_to_buckets(&self.build, self.rank.plan.bucket_bytes);
         let mut add = |name: &str, dtype, elements, memory| {
             Some(self.build.add(name.to_string(), dtype, vec![elements], memory))
         };
@@ -112,6 +116,10 @@ impl<'a> Lowering<'a> {
         let grad_norm = add("grad_norm", DType::F32, 1, MemoryKind::Host);
         let host = &mut self.build.host;
         (host.schedule, host.counters, host.grad_norm) = (schedule, counters, grad_norm);
+    }
+
+    fn add_sharded(&mut self) {
+        self.zero = Zero::of(self.rank, &mut self.build, &mut self.parameters);
     }
 
     /// Returns the program, not yet verified.

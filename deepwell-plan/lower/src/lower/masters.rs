@@ -14,7 +14,7 @@ pub(super) fn with_masters(graph: Graph, plan: &Plan) -> Result<Graph, PlanError
         let (what, expected) = ("master weights in BF16", expected.to_string());
         Err(PlanError::Request { what, expected, got })
     };
-    if plan.parallel.shares() {
+    if plan.parallel.shards_optimizer() {
         return refuse("ZeRO stage 0", format!("stage {}", plan.parallel.zero));
     }
     let graph = bf16_masters(&graph)?;

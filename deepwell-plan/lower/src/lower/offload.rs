@@ -9,8 +9,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use deepwell_ir::ops::{HostCopy, HostCopyDirection};
 use deepwell_ir::{
-    Access, Accumulate, Body, Call, MemoryKind, Op, Operand, ParameterState, Phase, Shard, Tag,
-    ValueId,
+    Access, Body, Call, MemoryKind, Op, Operand, ParameterState, Phase, Shard, ValueId,
 };
 
 use super::builder::{NewCall, ProgramBuilder, read, write};
@@ -177,23 +176,12 @@ impl Copies<'_, '_> {
         (from, to): (Operand, Operand),
     ) -> Result<(), PlanError> {
         let Some(first) = users.first() else { return Ok(()) };
+        let (pass, op) = ((first.phase, first.layer), HostCopy { direction });
+        let call = self.build.call_without_node(pass, name, op.into(), vec![from], vec![to]);
         self.build.call(NewCall {
-            name: name.to_string(),
-            op: HostCopy { direction }.into(),
-            operands: vec![from, to],
-            input_count: 1,
-            accumulate: Accumulate::Never,
-            accumulator_bytes: 0,
-            phase: first.phase,
-            tag: Tag::Head,
-            layer: first.layer,
-            source: self.build.no_node(),
-            recomputes: false,
-        })?;
-        if let Some(copy) = self.build.calls.last_mut() {
-            copy.alone_only = users.iter().all(|user| user.alone_only);
-            copy.last_only = users.iter().all(|user| user.last_only);
-        }
-        Ok(())
+            alone_only: users.iter().all(|user| user.alone_only),
+            last_only: users.iter().all(|user| user.last_only),
+            ..call
+        })
     }
 }

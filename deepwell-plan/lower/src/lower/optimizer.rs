@@ -1,6 +1,8 @@
 //! The optimizer's body: the gradient reduction over the ranks that split the batch, the gradient
 //! norm, then the AdamW update, bucket by bucket, with the weight copies written by AdamW.
 
+use std::ops::Range;
+
 use deepwell_ir::ops::{
     AdamW, AdamWCoefficients, Collective, CollectiveKind, GradNorm, Reduction, SelectionBiasUpdate,
     WeightCopy,
@@ -13,46 +15,46 @@ use super::builder::{read, update, write};
 use super::copies::UpdateCopies;
 use super::lowering::Lowering;
 use super::splits::NormTerms;
-use crate::{OptimizerSpec, Plan, PlanError};
+use crate::{OptimizerSpec, PlanError};
 
 impl Lowering<'_> {
     /// Lowers the optimizer to a body.
-    pub(super) fn optimizer(&mut self, plan: &Plan) -> Result<(), PlanError> {
+    pub(super) fn optimizer(&mut self) -> Result<(), PlanError> {
         if self.rank.updates_in_backward() {
-            return self.end_of_updates(plan);
+            return self.end_of_updates();
         }
         self.update_copies = UpdateCopies::plan(&self.rank, &self.parameters);
         self.sum_shared_gradients()?;
         self.sum_over_tensor_ranks()?;
-        let slices = self.sum_over_ranks(plan)?;
+        let slices = self.sum_over_ranks()?;
         if slices.is_none() {
             self.norm_of_gradients()?;
         }
         self.sum_losses()?;
         let norm = self.build.host.grad_norm;
 
-        let coefficients = self.coefficients(norm, plan)?;
-        self.update_selection_biases(plan.optimizer.selection_bias_rate, coefficients)?;
+        let coefficients = self.coefficients(norm)?;
+        self.update_selection_biases(coefficients)?;
         match slices {
             Some(slices) => self.update_shards(coefficients, &slices)?,
-            None => self.update_buckets(coefficients, plan)?,
+            None => self.update_buckets(coefficients)?,
         }
         self.build.end_body(Phase::Optimizer, 0);
         Ok(())
     }
 
     /// The optimizer's body after updates in the backward pass: norm and count of the step.
-    fn end_of_updates(&mut self, plan: &Plan) -> Result<(), PlanError> {
+    fn end_of_updates(&mut self) -> Result<(), PlanError> {
         self.norm_of_updates()?;
-        let coefficients = self.coefficients(self.build.host.grad_norm, plan)?;
-        self.update_selection_biases(plan.optimizer.selection_bias_rate, coefficients)?;
+        let coefficients = self.coefficients(self.build.host.grad_norm)?;
+        self.update_selection_biases(coefficients)?;
         self.build.end_body(Phase::Optimizer, 0);
         Ok(())
     }
 
     /// Computes the coefficients of this step's update from the norm, the learning rate and the
     /// number of steps.
-    fn coefficients(&mut self, norm: Option<ValueId>, plan: &Plan) -> Result<ValueId, PlanError> {
+    fn coefficients(&mut self, norm: Option<ValueId>) -> Result<ValueId, PlanError> {
         let name = "adamw_coefficients";
         let shape = vec![AdamWCoefficients::COUNT];
         let coefficients =
@@ -60,17 +62,18 @@ impl Lowering<'_> {
         let host = &self.build.host;
         let of_host = [norm.map(read), host.schedule.map(read), host.counters.map(update)];
         let inputs = of_host.into_iter().flatten().collect();
-        let OptimizerSpec { beta1, beta2, eps, .. } = plan.optimizer;
+        let OptimizerSpec { beta1, beta2, eps, .. } = self.rank.plan.optimizer;
         let op = AdamWCoefficients { beta1, beta2, eps, of_bucket: false };
         self.build.optimizer_call(name, op.into(), inputs, vec![write(coefficients)])?;
         Ok(coefficients)
     }
 
     /// Updates whole parameters, bucket by bucket, with their weight copies.
-    fn update_buckets(&mut self, coefficients: ValueId, plan: &Plan) -> Result<(), PlanError> {
-        let buckets = self.parameters.buckets(&self.build, plan.bucket_bytes).into_iter();
-        let trained: Vec<_> =
-            buckets.filter(|bucket| !self.parameters.is_counted[bucket.start]).collect();
+    fn update_buckets(&mut self, coefficients: ValueId) -> Result<(), PlanError> {
+        let optimizer = &self.rank.plan.optimizer;
+        let buckets = self.parameters.buckets.iter();
+        let is_trained = |bucket: &&Range<usize>| !self.parameters.is_selection_bias[bucket.start];
+        let trained: Vec<_> = buckets.filter(is_trained).cloned().collect();
         for (number, bucket) in trained.into_iter().enumerate() {
             let mut operands = vec![read(coefficients)];
             let mut weight_decay = Vec::with_capacity(bucket.len());
@@ -87,9 +90,9 @@ impl Lowering<'_> {
                 operands.push(update(state.master.value()));
                 operands.extend(moments.map(update));
                 let decays = self.parameters.decays[index];
-                weight_decay.push(if decays { plan.optimizer.weight_decay } else { 0.0 });
+                weight_decay.push(if decays { optimizer.weight_decay } else { 0.0 });
             }
-            let moments = plan.optimizer.moments;
+            let moments = optimizer.moments;
             let op = AdamW { parameters: bucket, weight_decay, copies, moments };
             let name = format!("adamw.{number}");
             self.build.optimizer_call(&name, op.into(), operands, outputs)?;
@@ -99,11 +102,15 @@ impl Lowering<'_> {
 
     /// Computes the norm of all gradients. This rank may hold a gradient whole, a slice, or none.
     fn norm_of_gradients(&mut self) -> Result<(), PlanError> {
-        let is_trained = |(state, is_counted): &(&ParameterState, &bool)| {
-            !**is_counted && !self.rank.is_copy(&state.name)
+        let is_trained = |(state, is_selection_bias): &(&ParameterState, &bool)| {
+            !**is_selection_bias && !self.rank.is_tied_copy(&state.name)
         };
-        let trained =
-            self.parameters.states.iter().zip(&self.parameters.is_counted).filter(is_trained);
+        let trained = self
+            .parameters
+            .states
+            .iter()
+            .zip(&self.parameters.is_selection_bias)
+            .filter(is_trained);
         let gradients: Vec<(String, ValueId, Option<SplitOver>)> = trained
             .filter_map(|(it, _)| {
                 Some((it.name.clone(), it.gradient?, it.split.map(|split| split.over)))
@@ -126,13 +133,10 @@ impl Lowering<'_> {
     }
 
     /// Updates the selection biases of routers by the counts of chosen experts of the whole step.
-    fn update_selection_biases(
-        &mut self,
-        rate: f32,
-        coefficients: ValueId,
-    ) -> Result<(), PlanError> {
-        let parameters = self.parameters.states.iter().zip(&self.parameters.is_counted);
-        let counted = parameters.filter(|(_, is_counted)| **is_counted);
+    fn update_selection_biases(&mut self, coefficients: ValueId) -> Result<(), PlanError> {
+        let rate = self.rank.plan.optimizer.selection_bias_rate;
+        let parameters = self.parameters.states.iter().zip(&self.parameters.is_selection_bias);
+        let counted = parameters.filter(|(_, is_selection_bias)| **is_selection_bias);
         let counted: Vec<_> = counted
             .filter_map(|(state, _)| Some((state.gradient?, state.master.value())))
             .collect();
@@ -148,13 +152,14 @@ impl Lowering<'_> {
     /// Sums gradients, bucket by bucket, and the loss over the ranks that split the batch. Each
     /// rank's loss is already divided by the global number of tokens, so the sum is the mean.
     /// Returns this rank's slices of the gradients if the optimizer state is sharded.
-    fn sum_over_ranks(&mut self, plan: &Plan) -> Result<Option<Vec<ValueId>>, PlanError> {
-        let is_shared = self.rank.sharing().is_some();
-        for (index, bucket) in
-            self.parameters.buckets(&self.build, plan.bucket_bytes).into_iter().enumerate()
-        {
+    fn sum_over_ranks(&mut self) -> Result<Option<Vec<ValueId>>, PlanError> {
+        let shards_optimizer = self.rank.zero_group().is_some();
+        for index in 0..self.parameters.buckets.len() {
+            let first = self.parameters.buckets[index].start;
             // Gradients of shards are reduce-scattered below.
-            if is_shared && !self.parameters.is_counted[bucket.start] || self.reduction.has(index) {
+            if shards_optimizer && !self.parameters.is_selection_bias[first]
+                || self.reduction.has(index)
+            {
                 continue;
             }
             self.sum_bucket(index, Phase::Optimizer)?;
@@ -165,7 +170,7 @@ impl Lowering<'_> {
             let loss = vec![loss];
             self.sum_over("all_reduce.loss", loss, of_all, Phase::Optimizer)?;
         }
-        match is_shared {
+        match shards_optimizer {
             true => self.scatter_gradients().map(Some),
             false => Ok(None),
         }
@@ -174,11 +179,7 @@ impl Lowering<'_> {
     /// Sums a bucket of gradients over ranks; returns false if the bucket or the group does not
     /// exist.
     pub(super) fn sum_bucket(&mut self, index: usize, phase: Phase) -> Result<bool, PlanError> {
-        let Some(bucket) =
-            self.parameters.buckets(&self.build, self.rank.plan.bucket_bytes).get(index).cloned()
-        else {
-            return Ok(false);
-        };
+        let Some(bucket) = self.parameters.buckets.get(index).cloned() else { return Ok(false) };
         let group = match self.parameters.is_of_expert_rank(bucket.start) {
             // The ranks of this group are data-parallel or tensor-parallel.
             true => self.rank.named_group(ProcessGroup::EXPERT_DATA),

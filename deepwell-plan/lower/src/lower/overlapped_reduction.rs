@@ -28,7 +28,7 @@ impl Lowering<'_> {
         for (index, members) in self.buckets_to_sum().into_iter().enumerate() {
             for parameter in members {
                 let state = &self.parameters.states[parameter];
-                if self.parameters.is_counted[parameter] || self.rank.is_shared(&state.name) {
+                if self.parameters.is_selection_bias[parameter] || self.rank.is_tied(&state.name) {
                     left.insert(index);
                 }
                 bucket_of.extend(state.gradient.map(|gradient| (gradient, index)));
@@ -38,28 +38,26 @@ impl Lowering<'_> {
         let mut last: HashMap<usize, (usize, usize)> = HashMap::new();
         for (at, node) in self.rank.graph.nodes.iter().enumerate() {
             let Some(place) = self.rank.last_pass(node) else { continue };
-            let values = node.outputs.iter().filter_map(|id| self.build.value_of.get(id));
-            for bucket in values.filter_map(|value| bucket_of.get(value)) {
+            let values = node.outputs.iter().filter_map(|&id| self.build.value_if_made(id));
+            for bucket in values.filter_map(|value| bucket_of.get(&value)) {
                 let latest = last.entry(*bucket).or_default();
                 *latest = (*latest).max((place, at));
             }
         }
-        let mut behind: HashMap<usize, Vec<usize>> = HashMap::new();
+        let mut complete_after: HashMap<usize, Vec<usize>> = HashMap::new();
         for (bucket, (_, at)) in last.into_iter().filter(|(bucket, _)| !left.contains(bucket)) {
             if self.rank.closes(at) {
-                behind.entry(at).or_default().push(bucket);
+                complete_after.entry(at).or_default().push(bucket);
             }
         }
-        behind.values_mut().for_each(|buckets| buckets.sort_unstable());
-        self.reduction.behind = behind;
+        complete_after.values_mut().for_each(|buckets| buckets.sort_unstable());
+        self.reduction.complete_after = complete_after;
     }
 
     /// The parameters of each bucket. Empty for buckets reduce-scattered during the backward pass.
     fn buckets_to_sum(&self) -> Vec<Vec<usize>> {
-        if self.rank.sharing().is_none() {
-            let buckets =
-                self.parameters.buckets(&self.build, self.rank.plan.bucket_bytes).into_iter();
-            return buckets.map(|bucket| bucket.collect()).collect();
+        if self.rank.zero_group().is_none() {
+            return self.parameters.buckets.iter().map(|bucket| bucket.clone().collect()).collect();
         }
         let of_shard = |(index, shard): (usize, &deepwell_ir::Shard)| {
             let comes_in_slices = self.zero.buckets[index].scattered.is_some();
@@ -72,11 +70,11 @@ impl Lowering<'_> {
     /// Sums the buckets complete after a node.
     pub(super) fn sum_after(&mut self, at: usize) -> Result<(), PlanError> {
         let phase: Phase = self.rank.graph.nodes[at].phase;
-        for bucket in self.reduction.behind.get(&at).cloned().unwrap_or_default() {
+        for bucket in self.reduction.complete_after.get(&at).cloned().unwrap_or_default() {
             self.in_last_micro_batch(|this| {
                 this.sum_bucket_over_tensor(bucket, phase)?;
                 this.reduction.over_tensor.insert(bucket);
-                if this.rank.sharing().is_some() {
+                if this.rank.zero_group().is_some() {
                     let slice = this.scatter_bucket(bucket, phase)?;
                     this.reduction.slices.insert(bucket, slice);
                 } else if this.sum_bucket(bucket, phase)? {

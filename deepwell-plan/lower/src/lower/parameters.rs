@@ -12,9 +12,11 @@ use super::rank::RankContext;
 pub(super) struct Parameters {
     pub(super) states: Vec<ParameterState>,
     /// For each parameter, whether it is a selection bias: updated by counts, not by AdamW.
-    pub(super) is_counted: Vec<bool>,
+    pub(super) is_selection_bias: Vec<bool>,
     /// For each parameter, whether weight decay applies.
     pub(super) decays: Vec<bool>,
+    /// Ranges of parameters whose whole gradients are summed and updated together.
+    pub(super) buckets: Vec<Range<usize>>,
 }
 
 impl Parameters {
@@ -23,8 +25,12 @@ impl Parameters {
         let (selection_biases, decaying) = (graph.selection_biases(), graph.decaying());
         Parameters {
             states: Vec::new(),
-            is_counted: graph.parameters().map(|(id, _)| selection_biases.contains(&id)).collect(),
+            is_selection_bias: graph
+                .parameters()
+                .map(|(id, _)| selection_biases.contains(&id))
+                .collect(),
             decays: graph.parameters().map(|(id, _)| decaying.contains(&id)).collect(),
+            buckets: Vec::new(),
         }
     }
 
@@ -65,7 +71,7 @@ impl Parameters {
         for (column, prefix) in ["", &first, &second].iter().enumerate() {
             for (index, (id, name, shape)) in parameters.iter().enumerate() {
                 // Parameters not updated by AdamW have no moments.
-                let is_there = column == 0 || !self.is_counted[index];
+                let is_there = column == 0 || !self.is_selection_bias[index];
                 columns[column].push(is_there.then(|| {
                     let name = format!("{prefix}{name}");
                     let (dtype, shape) = match column {
@@ -85,7 +91,7 @@ impl Parameters {
             build.store(*id, master);
             let gradient = gradients.get(id).map(|&gradient| {
                 let name = format!("grad.{name}");
-                let memory = match rank.updates_in_backward() && !self.is_counted[index] {
+                let memory = match rank.updates_in_backward() && !self.is_selection_bias[index] {
                     true => MemoryKind::Activations,
                     false => MemoryKind::Gradients,
                 };
@@ -104,14 +110,13 @@ impl Parameters {
         }
     }
 
-    /// Adds a parameter that is not trained, or a selection bias with its counts.
-    pub(super) fn add_unsharded(
-        &mut self,
+    /// Adds the values of a parameter that is not trained, or of a selection bias with its counts.
+    pub(super) fn unsharded(
         rank: &RankContext<'_>,
         build: &mut ProgramBuilder<'_>,
         id: TensorId,
         counts: Option<TensorId>,
-    ) {
+    ) -> ParameterState {
         let tensor = rank.graph.tensor(id);
         let (name, shape) = (tensor.name.clone(), tensor.shape.bind(&rank.binding));
         let mut add = |prefix: &str, (dtype, shape): (DType, Vec<usize>), memory| {
@@ -130,17 +135,12 @@ impl Parameters {
             build.store(counts, gradient);
         }
         let (split, master) = (rank.split_of(&name), Master::Whole(weight));
-        let state = ParameterState { name, master, first_moment, second_moment, gradient, split };
-        self.states.push(state);
+        ParameterState { name, master, first_moment, second_moment, gradient, split }
     }
 
     /// Groups consecutive parameters to buckets with at most `limit_bytes` of gradients. A larger
     /// parameter has its own bucket, and so has a parameter not updated by AdamW.
-    pub(super) fn buckets(
-        &self,
-        build: &ProgramBuilder<'_>,
-        limit_bytes: usize,
-    ) -> Vec<Range<usize>> {
+    pub(super) fn group_to_buckets(&mut self, build: &ProgramBuilder<'_>, limit_bytes: usize) {
         let mut buckets: Vec<Range<usize>> = Vec::new();
         let mut bytes = 0;
         for (index, state) in self.states.iter().enumerate() {
@@ -150,8 +150,8 @@ impl Parameters {
             let joins = |bucket: &Range<usize>| {
                 bucket.end == index
                     && bytes <= limit_bytes
-                    && !self.is_counted[index]
-                    && !self.is_counted[bucket.start]
+                    && !self.is_selection_bias[index]
+                    && !self.is_selection_bias[bucket.start]
                     && self.is_of_expert_rank(index) == self.is_of_expert_rank(bucket.start)
             };
             match buckets.last_mut() {
@@ -162,7 +162,7 @@ impl Parameters {
                 }
             }
         }
-        buckets
+        self.buckets = buckets;
     }
 
     /// The gradients of some parameters, without those that have none.

@@ -33,7 +33,7 @@ impl Lowering<'_> {
     /// Sums gradients of parameters held by two stages.
     pub(super) fn sum_shared_gradients(&mut self) -> Result<(), PlanError> {
         let Some(pipeline) = self.rank.pipeline else { return Ok(()) };
-        let shared = |state: &&ParameterState| pipeline.is_shared(&state.name);
+        let shared = |state: &&ParameterState| pipeline.is_tied(&state.name);
         let gradients: Vec<(String, ValueId)> = (self.parameters.states.iter().filter(shared))
             .filter_map(|state| Some((state.name.clone(), state.gradient?)))
             .collect();

@@ -66,12 +66,12 @@ impl<'a> RankContext<'a> {
     }
 
     /// The group whose ranks share the optimizer state, if any do.
-    pub(super) fn sharing(&self) -> Option<(GroupId, u32)> {
-        self.plan.parallel.shares().then(|| self.sharing_of(None))?
+    pub(super) fn zero_group(&self) -> Option<(GroupId, u32)> {
+        self.plan.parallel.shards_optimizer().then(|| self.zero_group_of(None))?
     }
 
     /// The group whose ranks share the optimizer state of parameters with this split.
-    pub(super) fn sharing_of(&self, split: Option<SplitOver>) -> Option<(GroupId, u32)> {
+    pub(super) fn zero_group_of(&self, split: Option<SplitOver>) -> Option<(GroupId, u32)> {
         self.named_group(match split {
             Some(SplitOver::Expert) => ProcessGroup::EXPERT_DATA,
             _ => ProcessGroup::DATA,
@@ -79,19 +79,19 @@ impl<'a> RankContext<'a> {
     }
 
     /// Whether gradients are reduce-scattered during the backward pass (ZeRO 2 and 3).
-    pub(super) fn scatters(&self) -> bool {
-        self.plan.parallel.shards_gradients() && self.sharing().is_some()
+    pub(super) fn shards_gradients(&self) -> bool {
+        self.plan.parallel.shards_gradients()
     }
 
     /// Whether weights are sharded and gathered per layer (ZeRO 3).
-    pub(super) fn gathers(&self) -> bool {
-        self.plan.parallel.shards_weights() && self.sharing().is_some()
+    pub(super) fn shards_weights(&self) -> bool {
+        self.plan.parallel.shards_weights()
     }
 
     /// Whether weights are gathered in a phase.
-    pub(super) fn gathers_in(&self, phase: Phase) -> bool {
+    pub(super) fn gathers_weights_in(&self, phase: Phase) -> bool {
         let passes = [Phase::Forward, Phase::Backward];
-        if self.gathers() { passes.contains(&phase) } else { phase == Phase::Weights }
+        if self.shards_weights() { passes.contains(&phase) } else { phase == Phase::Weights }
     }
 
     /// Number of this rank's chunks of layers.
@@ -105,13 +105,13 @@ impl<'a> RankContext<'a> {
     }
 
     /// Whether an earlier stage of the pipeline holds the parameter as well.
-    pub(super) fn is_copy(&self, parameter: &str) -> bool {
-        self.pipeline.is_some_and(|pipeline| pipeline.is_copy(parameter))
+    pub(super) fn is_tied_copy(&self, parameter: &str) -> bool {
+        self.pipeline.is_some_and(|pipeline| pipeline.is_tied_copy(parameter))
     }
 
     /// Whether another stage of the pipeline holds the parameter as well.
-    pub(super) fn is_shared(&self, parameter: &str) -> bool {
-        self.pipeline.is_some_and(|pipeline| pipeline.is_shared(parameter))
+    pub(super) fn is_tied(&self, parameter: &str) -> bool {
+        self.pipeline.is_some_and(|pipeline| pipeline.is_tied(parameter))
     }
 
     /// Index in the schedule of the last run of a node's body.

@@ -231,7 +231,7 @@ impl<'a> SharedGraph<'a> {
             lowering.body_of_chunk(Phase::Backward, chunk)?;
             lowering.body_of_chunk(Phase::WeightGradients, chunk)?;
         }
-        lowering.optimizer(plan)?;
+        lowering.optimizer()?;
         lowering.gather_masters()?;
         lowering.body(Phase::Weights)?;
         std::mem::take(&mut lowering.update_copies).leave_out(&mut lowering.build);

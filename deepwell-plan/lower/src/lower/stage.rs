@@ -59,13 +59,13 @@ impl Pipeline {
     }
 
     /// Whether an earlier stage holds the parameter as well.
-    pub(super) fn is_copy(&self, parameter: &str) -> bool {
+    pub(super) fn is_tied_copy(&self, parameter: &str) -> bool {
         let owner = self.cut.owner(parameter);
         owner.is_none_or(|owner| !self.stages.contains(&owner))
     }
 
     /// Whether another stage holds the parameter as well.
-    pub(super) fn is_shared(&self, parameter: &str) -> bool {
+    pub(super) fn is_tied(&self, parameter: &str) -> bool {
         self.cut.stages_with(parameter).len() > 1
     }
 

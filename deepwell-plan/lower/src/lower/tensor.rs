@@ -47,7 +47,7 @@ impl RankContext<'_> {
         let ranks = &self.target.ranks;
         let names: &[&str] = match (rank_of(self.target), expert::rank_of(self.target)) {
             // Slices of each parameter are spread over the data-parallel ranks.
-            _ if self.sharing().is_some() => &[ProcessGroup::TENSOR],
+            _ if self.zero_group().is_some() => &[ProcessGroup::TENSOR],
             (None, _) => &[ProcessGroup::EXPERT],
             (Some(_), None) => &[ProcessGroup::TENSOR],
             // Experts may span several tensor-parallel groups; the two groups include all of these
@@ -63,7 +63,7 @@ impl RankContext<'_> {
     pub(super) fn counts(&self, split: Option<SplitOver>) -> bool {
         let (parallel, rank) = (&self.plan.parallel, self.target.ranks.rank as usize);
         let is_first_slice = parallel.tensor_place(rank) == 0;
-        if self.sharing().is_some() {
+        if self.zero_group().is_some() {
             return split.is_some() || is_first_slice;
         }
         let experts_are_apart = expert::rank_of(self.target).is_some();
@@ -87,9 +87,8 @@ impl Lowering<'_> {
         if rank_of(self.rank.target).is_none() {
             return Ok(());
         }
-        if self.rank.sharing().is_none() {
-            for bucket in 0..self.parameters.buckets(&self.build, self.rank.plan.bucket_bytes).len()
-            {
+        if self.rank.zero_group().is_none() {
+            for bucket in 0..self.parameters.buckets.len() {
                 if !self.reduction.has_over_tensor(bucket) {
                     self.sum_bucket_over_tensor(bucket, Phase::Optimizer)?;
                 }
@@ -102,8 +101,8 @@ impl Lowering<'_> {
             }
         }
         // Counts are in no bucket of the shards.
-        let is_counted = |&index: &usize| self.parameters.is_counted[index];
-        let counted = (0..self.parameters.states.len()).filter(is_counted);
+        let is_selection_bias = |&index: &usize| self.parameters.is_selection_bias[index];
+        let counted = (0..self.parameters.states.len()).filter(is_selection_bias);
         let counts = self.parameters.gradients(counted);
         counts
             .into_iter()
@@ -119,12 +118,12 @@ impl Lowering<'_> {
         if rank_of(self.rank.target).is_none() {
             return Ok(());
         }
-        if self.rank.sharing().is_some() {
+        if self.rank.zero_group().is_some() {
             let whole = self.whole_bucket(bucket);
             return whole.map_or(Ok(()), |gradients| self.sum_tensor_run(gradients, phase));
         }
-        let buckets = self.parameters.buckets(&self.build, self.rank.plan.bucket_bytes);
-        let places: Vec<usize> = buckets.get(bucket).cloned().unwrap_or_default().collect();
+        let bucket = self.parameters.buckets.get(bucket).cloned().unwrap_or_default();
+        let places: Vec<usize> = bucket.collect();
         let is_whole = |index: usize| {
             let state = &self.parameters.states[index];
             state.gradient.is_some() && state.split.is_none()
@@ -219,10 +218,10 @@ impl Lowering<'_> {
 
     /// Returns the only gradient without elements.
     pub(super) fn no_gradient(&mut self) -> ValueId {
-        const NAME: &str = "grad_norm.nothing";
-        match self.build.values.iter().position(|value| value.name == NAME) {
-            Some(index) => ValueId(index as u32),
-            None => self.build.add(NAME.to_string(), DType::F32, vec![0], MemoryKind::Activations),
-        }
+        let build = &mut self.build;
+        *self.no_gradient.get_or_insert_with(|| {
+            let name = "grad_norm.nothing".to_string();
+            build.add(name, DType::F32, vec![0], MemoryKind::Activations)
+        })
     }
 }

@@ -53,7 +53,7 @@ impl Lowering<'_> {
             graph.parameters().enumerate().map(|(index, (id, _))| (id, index)).collect();
         let states = self.parameters.states.iter().enumerate();
         let parameter_of_gradient: HashMap<ValueId, usize> = states
-            .filter(|(index, _)| !self.parameters.is_counted[*index])
+            .filter(|(index, _)| !self.parameters.is_selection_bias[*index])
             .filter_map(|(index, state)| Some((state.gradient?, index)))
             .collect();
         let parents = parents(graph);
@@ -62,8 +62,8 @@ impl Lowering<'_> {
         let passes = [Phase::Backward, Phase::WeightGradients];
         let nodes = graph.nodes.iter().enumerate();
         for (at, node) in nodes.filter(|(_, node)| passes.contains(&node.phase)) {
-            let written = node.outputs.iter().filter_map(|id| self.build.value_of.get(id));
-            let written = written.filter_map(|value| parameter_of_gradient.get(value));
+            let written = node.outputs.iter().filter_map(|&id| self.build.value_if_made(id));
+            let written = written.filter_map(|value| parameter_of_gradient.get(&value));
             writers.extend(written.map(|&parameter| (parameter, at)));
             let read = node.inputs.iter().map(|id| parents.get(id).unwrap_or(id));
             readers.extend(read.filter_map(|id| parameter_of.get(id)).map(|&index| (index, at)));

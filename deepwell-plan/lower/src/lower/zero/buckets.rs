@@ -35,7 +35,7 @@ pub(super) struct Class {
     /// The kind of ranks over which the parameter is split.
     pub(super) split: Option<SplitOver>,
     /// Whether another pipeline stage counts the parameter in the norm.
-    pub(super) is_copy: bool,
+    pub(super) is_tied_copy: bool,
     /// Whether the gradient stays whole until the update, because the call that writes the loss
     /// writes it too, or because another stage's gradient is added.
     pub(super) stays_whole: bool,
@@ -65,7 +65,7 @@ pub(super) struct Classes<'a> {
 impl<'a> Classes<'a> {
     pub(super) fn of(rank: RankContext<'a>) -> Classes<'a> {
         let other_bodies = rank.graph.nodes.iter().filter(|node| node.phase != Phase::Weights);
-        let (layers, with_loss) = match rank.scatters() {
+        let (layers, with_loss) = match rank.shards_gradients() {
             true => (rank.layers_of_parameters(), rank.gradients_written_with_loss()),
             false => (HashMap::new(), HashSet::new()),
         };
@@ -92,11 +92,11 @@ impl<'a> Classes<'a> {
         let split = rank.split_of(&name).map(|split| split.over);
         let class = Class {
             decays: parameters.decays[index],
-            is_resident: self.resident.contains(&id) && !rank.gathers(),
+            is_resident: self.resident.contains(&id) && !rank.shards_weights(),
             split,
-            is_copy: rank.is_copy(&name),
-            stays_whole: self.with_loss.contains(&gradient) || rank.is_shared(&name),
-            unit: rank.scatters().then(|| match self.layers.get(&id) {
+            is_tied_copy: rank.is_tied_copy(&name),
+            stays_whole: self.with_loss.contains(&gradient) || rank.is_tied(&name),
+            unit: rank.shards_gradients().then(|| match self.layers.get(&id) {
                 // A parameter that is cut between blocks has a bucket of its own.
                 Some(&layer) if rank.block_slice_of(&shape, split).is_none() => (Some(layer), 0),
                 _ => (None, index),
@@ -110,7 +110,7 @@ impl RankContext<'_> {
     /// The BF16 copies of parameters, if gradients are scattered, calls read each parameter only
     /// through its copy, and every copy ends at an alignment boundary.
     pub(super) fn bf16_copies_of(&self, members: &[Member]) -> Option<Vec<TensorId>> {
-        if !self.scatters() {
+        if !self.shards_gradients() {
             return None;
         }
         let copy_of = |member: &Member| {

@@ -6,7 +6,7 @@ use deepwell_ir::{DType, MemoryKind, Phase, ValueId};
 use super::gather_per_layer::suffix_of;
 use super::state::Bucket;
 use crate::PlanError;
-use crate::lower::builder::{read, write};
+use crate::lower::builder::{NewCall, read, write};
 use crate::lower::lowering::Lowering;
 
 impl Lowering<'_> {
@@ -33,7 +33,9 @@ impl Lowering<'_> {
                 continue;
             }
             let (gathered, gathered_as) = (gathered.clone(), gathered_as.clone());
-            self.build.value_of.extend(gathered_as.into_iter().zip(gathered.iter().copied()));
+            for (tensor, &value) in gathered_as.into_iter().zip(&gathered) {
+                self.build.rebind(tensor, value);
+            }
             self.gather_bucket(index, gathered, (Phase::Weights, None))?;
         }
         self.gather_planes(Phase::Weights)?;
@@ -57,11 +59,10 @@ impl Lowering<'_> {
         let op = Collective::of_bucket(CollectiveKind::AllGather, group, ranks, gathered.len());
         let outputs = gathered.into_iter().map(write).collect();
         let name = format!("all_gather.{what}.{index}{suffix}");
-        self.build.phase_call(phase, &name, op.into(), vec![read(slice)], outputs)?;
-        let why_not_quantized = self.why_not_quantized(index);
-        let call = self.build.calls.last_mut();
-        call.into_iter().for_each(|call| call.rejected.extend(why_not_quantized.clone()));
-        Ok(())
+        let inputs = vec![read(slice)];
+        let call = self.build.call_without_node((phase, None), &name, op.into(), inputs, outputs);
+        let rejected = self.why_not_quantized(index).into_iter().collect();
+        self.build.call(NewCall { rejected, ..call })
     }
 
     /// Casts this rank's slice of a bucket to BF16. The cast overlaps with the calls of `layer`.

@@ -23,22 +23,23 @@ pub(super) fn suffix_of(phase: Phase) -> &'static str {
 impl Lowering<'_> {
     /// Forgets the gathers of the previous body: every body gathers its weights itself.
     pub(in crate::lower) fn begin_gathers(&mut self, phase: Phase) {
-        self.zero.gathers.fetched.clear();
+        self.zero.gathers.gathered.clear();
         self.zero.gathers.copied.clear();
-        if phase != Phase::Backward || !self.rank.gathers() {
+        if phase != Phase::Backward || !self.rank.shards_weights() {
             return;
         }
         let graph = self.rank.graph;
         let is_whole = |id: &TensorId| graph.tensor(*id).kind != TensorKind::Statistic;
         for id in self.zero.gathers.bucket_of.keys().filter(|id| is_whole(id)) {
-            self.build.value_of.remove(id);
+            self.build.forget(*id);
         }
     }
 
     /// Whether a node of the weights body is lowered where its weight is gathered instead.
     pub(in crate::lower) fn comes_with_gather(&self, node: &Node) -> bool {
         let is_gathered = |id: &TensorId| {
-            let in_pass = self.rank.gathers() && self.zero.gathers.bucket_of.contains_key(id);
+            let in_pass =
+                self.rank.shards_weights() && self.zero.gathers.bucket_of.contains_key(id);
             in_pass || self.zero.gathered_copies.contains(id)
         };
         node.phase == Phase::Weights && node.outputs.iter().any(is_gathered)
@@ -46,29 +47,29 @@ impl Lowering<'_> {
 
     /// Gathers the buckets that a node reads and that are missing, overlapped with the calls of
     /// `layer`.
-    pub(in crate::lower) fn fetch_for(
+    pub(in crate::lower) fn prefetch_for(
         &mut self,
         node: &Node,
         layer: Option<u32>,
     ) -> Result<(), PlanError> {
-        if !self.rank.gathers_in(node.phase) {
+        if !self.rank.gathers_weights_in(node.phase) {
             return Ok(());
         }
         for id in &node.inputs {
             let Some(&bucket) = self.zero.gathers.bucket_of.get(id) else { continue };
-            self.fetch(bucket, node.phase, layer)?;
+            self.gather_once(bucket, node.phase, layer)?;
         }
         Ok(())
     }
 
     /// Gathers the missing buckets read by a node, and makes the missing copies.
     pub(in crate::lower) fn gather_for(&mut self, node: &Node) -> Result<(), PlanError> {
-        if !self.rank.gathers_in(node.phase) {
+        if !self.rank.gathers_weights_in(node.phase) {
             return Ok(());
         }
         for id in &node.inputs {
             let Some(&bucket) = self.zero.gathers.bucket_of.get(id) else { continue };
-            self.fetch(bucket, node.phase, node.layer)?;
+            self.gather_once(bucket, node.phase, node.layer)?;
             self.gather_planes(node.phase)?;
             if self.zero.gathers.copied.insert(bucket) {
                 self.make_copies(bucket, node)?;
@@ -77,8 +78,13 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    fn fetch(&mut self, bucket: usize, phase: Phase, layer: Option<u32>) -> Result<(), PlanError> {
-        if !self.zero.gathers.fetched.insert(bucket) {
+    fn gather_once(
+        &mut self,
+        bucket: usize,
+        phase: Phase,
+        layer: Option<u32>,
+    ) -> Result<(), PlanError> {
+        if !self.zero.gathers.gathered.insert(bucket) {
             return Ok(());
         }
         if self.zero.buckets[bucket].quantized_by.is_some() {
@@ -97,8 +103,7 @@ impl Lowering<'_> {
             gathered = gathered.iter().map(|value| again(self, value)).collect();
         }
         for (&id, &value) in self.zero.buckets[bucket].gathered_as.iter().zip(&gathered) {
-            self.build.value_of.insert(id, value);
-            self.build.values[value.index()].tensor = Some(id);
+            self.build.store(id, value);
         }
         self.gather_bucket(bucket, gathered.clone(), (phase, layer))?;
         self.zero.gathers.contiguous.push(gathered);
@@ -110,7 +115,7 @@ impl Lowering<'_> {
         if self.zero.buckets[bucket].quantized_by.is_some() {
             return self.join_parts(bucket, (reader.phase, reader.layer));
         }
-        if !self.rank.gathers() || self.zero.buckets[bucket].gathers_copies() {
+        if !self.rank.shards_weights() || self.zero.buckets[bucket].gathers_copies() {
             return Ok(());
         }
         let suffix = suffix_of(reader.phase);

@@ -45,7 +45,7 @@ impl RankContext<'_> {
         if format.element != ElementFormat::E4M3 || Storage::plane_count(&format) > 2 {
             return None;
         }
-        let (_, ranks) = self.scatters().then(|| self.sharing_of(split))??;
+        let (_, ranks) = self.shards_gradients().then(|| self.zero_group_of(split))??;
         block_slice(shape, ranks as usize)
     }
 
@@ -75,12 +75,12 @@ impl RankContext<'_> {
     /// The tensors read after a gather in `phase`: by calls of the same pass, or by all calls if
     /// weights are gathered between steps.
     fn read_in(&self, phase: Phase) -> HashSet<TensorId> {
-        let is_behind = |reader: Phase| match phase {
+        let comes_later = |reader: Phase| match phase {
             Phase::Forward => reader == Phase::Forward,
             Phase::Backward => [Phase::Backward, Phase::WeightGradients].contains(&reader),
             _ => true,
         };
-        let nodes = self.graph.nodes.iter().filter(|node| is_behind(node.phase));
+        let nodes = self.graph.nodes.iter().filter(|node| comes_later(node.phase));
         nodes.flat_map(|node| node.inputs.iter().copied()).collect()
     }
 }
@@ -100,7 +100,7 @@ impl Lowering<'_> {
         let Op::Quantize(op) = &node.op else { return Ok(()) };
         let suffix = suffix_of(phase);
         if phase != Phase::Backward {
-            self.build.value_of.insert(
+            self.build.rebind(
                 self.zero.buckets[bucket].gathered_as[0],
                 self.zero.buckets[bucket].gathered[0],
             );
@@ -203,7 +203,7 @@ impl Lowering<'_> {
         let tensor = self.rank.graph.tensor(*parameters.iter().find(is_quantized)?);
         let (name, shape) = (&tensor.name, &tensor.shape);
         let reason = match self.rank.block_slice_of(&tensor.shape.bind(&self.rank.binding), None) {
-            _ if !self.rank.scatters() => "masters are whole between steps".to_string(),
+            _ if !self.rank.shards_gradients() => "masters are whole between steps".to_string(),
             None => format!(
                 "slices of `{name}` {shape} on {ranks} ranks are not whole blocks of E4M3: they \
                  are with a multiple of {SLICE_ROWS} rows for each"

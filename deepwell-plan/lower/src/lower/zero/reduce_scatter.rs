@@ -2,7 +2,7 @@
 //! update of the slices.
 
 use deepwell_ir::ops::{AdamW, Collective, CollectiveKind, Reduction};
-use deepwell_ir::{Accumulate, DType, MemoryKind, Op, Phase, Shard, Tag, ValueId};
+use deepwell_ir::{Accumulate, DType, MemoryKind, Phase, Shard, ValueId};
 
 use super::state::Bucket;
 use crate::PlanError;
@@ -32,11 +32,12 @@ impl Lowering<'_> {
             };
             slices.push(own);
         }
-        let counted = slices.iter().zip(&self.zero.buckets).filter(|(_, bucket)| !bucket.is_copy);
+        let counted =
+            slices.iter().zip(&self.zero.buckets).filter(|(_, bucket)| !bucket.is_tied_copy);
         let counted: Vec<_> = counted.map(|(&slice, bucket)| (slice, bucket.split)).collect();
         let gradients = counted.into_iter().map(|(slice, split)| self.counted(slice, split));
         let gradients = vec![gradients.collect()];
-        let groups = self.rank.sharing().into_iter().collect();
+        let groups = self.rank.zero_group().into_iter().collect();
         self.norm_of_terms(NormTerms { gradients, groups })?;
         Ok(slices)
     }
@@ -103,20 +104,14 @@ impl Lowering<'_> {
                 true => update(value),
                 false => read(value),
             };
-            let mut operands: Vec<_> = gradients.into_iter().enumerate().map(operand).collect();
-            operands.push(write(own));
+            let inputs = gradients.into_iter().enumerate().map(operand).collect();
+            let (pass, outputs) = ((self.rank.graph.nodes[at].phase, None), vec![write(own)]);
+            let name = format!("reduce_scatter.gradients.{bucket}");
+            let call = self.build.call_without_node(pass, &name, op.into(), inputs, outputs);
             self.build.call(NewCall {
-                name: format!("reduce_scatter.gradients.{bucket}"),
-                op: Op::from(op),
-                input_count: operands.len() - 1,
-                operands,
                 accumulate: Accumulate::AfterFirst,
                 accumulator_bytes: self.build.values[own.index()].range.bytes as u64,
-                phase: self.rank.graph.nodes[at].phase,
-                tag: Tag::Head,
-                layer: None,
-                source: self.build.no_node(),
-                recomputes: false,
+                ..call
             })?;
             self.sum_slice_after(at, bucket)?;
         }

@@ -46,7 +46,7 @@ pub(in crate::lower) struct Bucket {
     pub(super) weight_decay: f32,
     pub(super) split: Option<SplitOver>,
     /// Whether another pipeline stage counts the bucket in the norm.
-    pub(super) is_copy: bool,
+    pub(super) is_tied_copy: bool,
 }
 
 impl Bucket {
@@ -64,7 +64,7 @@ pub(in crate::lower) struct Gathers {
     /// The nodes that make the copies of a bucket, by index in the graph.
     pub(super) copies: HashMap<usize, Vec<usize>>,
     /// Buckets already gathered in the current body.
-    pub(super) fetched: HashSet<usize>,
+    pub(super) gathered: HashSet<usize>,
     /// Buckets whose copies are already made in the current body.
     pub(super) copied: HashSet<usize>,
     /// The buckets whose gradients are complete after a node.
@@ -99,8 +99,8 @@ impl Gathers {
                 gathers.copies.entry(bucket).or_default().push(at);
                 gathers.bucket_of.extend(node.outputs.iter().map(|&id| (id, bucket)));
             }
-            let values = node.outputs.iter().filter_map(|id| build.value_of.get(id));
-            let scattered = values.filter_map(|value| bucket_of_gradient.get(value));
+            let values = node.outputs.iter().filter_map(|&id| build.value_if_made(id));
+            let scattered = values.filter_map(|value| bucket_of_gradient.get(&value));
             last.extend(scattered.map(|&bucket| (bucket, at)));
         }
         for (bucket, at) in last {
