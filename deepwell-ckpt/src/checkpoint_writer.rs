@@ -25,7 +25,7 @@ use crate::manifest::{
 use crate::save::{
     CheckpointContents, SaveOptions, SavedCheckpoint, check_options, check_slices, name_full_disk,
 };
-use crate::shard::{HeaderTensor, header_bytes};
+use crate::shard::header_bytes;
 use crate::tensor::{Section, SliceView};
 
 /// Seconds that a writer waits for another writer to finish.
@@ -346,17 +346,11 @@ fn write_shard<I: Io>(
         })
         .collect();
     let names: Vec<String> = entries.iter().map(TensorEntry::name_in_file).collect();
-    let header: Vec<_> = names
+    let tensors = names
         .iter()
         .zip(slices)
-        .map(|(name, slice)| HeaderTensor {
-            name,
-            dtype: slice.view.dtype,
-            shape: &slice.view.shape,
-            bytes: slice.view.data.len(),
-        })
-        .collect();
-    let header = header_bytes(&header)
+        .map(|(name, SliceView { view, .. })| (name.as_str(), view.dtype, &view.shape[..]));
+    let header = header_bytes(tensors)
         .map_err(|detail| CheckpointError::ManifestInvalid { path: path.clone(), detail })?;
     let mut begin = header.len() as u64;
     let mut file = HashingFile::create(io, path)?;

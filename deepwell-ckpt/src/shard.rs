@@ -14,33 +14,25 @@ use std::path::Path;
 use deepwell_ir::SafetensorsHeader;
 use safetensors::tensor::{Metadata, TensorInfo};
 
-use crate::tensor::CkptDtype;
+use crate::tensor::{CkptDtype, tensor_bytes};
 
-/// Header entry of a tensor to be written.
-pub(crate) struct HeaderTensor<'a> {
-    pub(crate) name: &'a str,
-    pub(crate) dtype: CkptDtype,
-    pub(crate) shape: &'a [usize],
-    pub(crate) bytes: usize,
-}
-
-/// Returns the first bytes of a file, up to the first tensor, including the padding.
+/// Returns the first bytes of a file with tensors of these names, types and shapes, up to the first
+/// tensor, including the padding.
 ///
 /// The tensors follow in the given order, without gaps; with wide elements first, each tensor is
 /// aligned to its element size.
-pub(crate) fn header_bytes(tensors: &[HeaderTensor<'_>]) -> Result<Vec<u8>, String> {
-    let mut begin = 0;
+pub(crate) fn header_bytes<'a>(
+    tensors: impl IntoIterator<Item = (&'a str, CkptDtype, &'a [usize])>,
+) -> Result<Vec<u8>, String> {
+    let mut begin = 0usize;
     let infos = tensors
-        .iter()
-        .map(|tensor| {
-            let data_offsets = (begin, begin + tensor.bytes);
+        .into_iter()
+        .map(|(name, dtype, shape)| {
+            let bytes = tensor_bytes(dtype, shape).unwrap_or(usize::MAX);
+            let data_offsets = (begin, begin.saturating_add(bytes));
             begin = data_offsets.1;
-            let info = TensorInfo {
-                dtype: tensor.dtype.to_safetensors(),
-                shape: tensor.shape.to_vec(),
-                data_offsets,
-            };
-            (tensor.name.to_string(), info)
+            let dtype = dtype.to_safetensors();
+            (name.to_string(), TensorInfo { dtype, shape: shape.to_vec(), data_offsets })
         })
         .collect();
     // Hugging Face's loaders require a `format`. Only one key: the crate keeps keys in a hash map,

@@ -127,8 +127,8 @@ impl fmt::Display for CkptDtype {
     }
 }
 
-/// Role of a tensor. Names are unique within a section, not across sections: a weight, its master
-/// copy and its two moments share a name.
+/// Role of a tensor. Names are unique within a section, not across sections: a weight and its
+/// master copy share a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Section {

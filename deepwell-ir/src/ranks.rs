@@ -54,6 +54,17 @@ impl ProcessGroup {
     }
 }
 
+/// A rank as a member of a group that splits layers, experts or sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupRank {
+    /// The group, for collectives.
+    pub group: GroupId,
+    /// Position in the group.
+    pub place: usize,
+    /// Number of ranks in the group.
+    pub ranks: usize,
+}
+
 /// One rank of a world of several; by default the only one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ranks {
@@ -86,6 +97,23 @@ impl Ranks {
     pub fn named(&self, name: &str) -> Option<(GroupId, &ProcessGroup)> {
         let index = self.groups.iter().position(|group| group.name == name)?;
         Some((GroupId(index as u32), &self.groups[index]))
+    }
+
+    /// This rank's membership in the group of a name, if there is such a group.
+    ///
+    /// ```
+    /// use deepwell_ir::{GroupId, GroupRank, ProcessGroup, Ranks};
+    ///
+    /// let tensor = ProcessGroup { name: ProcessGroup::TENSOR.to_string(), ranks: vec![2, 3] };
+    /// let ranks = Ranks { rank: 3, world_size: 4, groups: vec![tensor] };
+    /// let member = GroupRank { group: GroupId(0), place: 1, ranks: 2 };
+    /// assert_eq!(ranks.member_of(ProcessGroup::TENSOR), Some(member));
+    /// assert_eq!(ranks.member_of(ProcessGroup::EXPERT), None);
+    /// ```
+    pub fn member_of(&self, name: &str) -> Option<GroupRank> {
+        let (group, members) = self.named(name)?;
+        let place = members.position_of(self.rank)?;
+        Some(GroupRank { group, place, ranks: members.ranks.len() })
     }
 
     /// Checks that the rank is in the world, and that each group has a unique name and distinct

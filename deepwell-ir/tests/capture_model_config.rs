@@ -48,13 +48,13 @@ fn an_unknown_type_is_refused_with_all_that_are_known() {
 #[test]
 fn parts_say_where_parameters_are_stored() {
     let llama = ModelConfig::from(LlamaConfig::preset("llama-micro").unwrap());
-    for (spec, part) in llama.parameters_and_parts() {
-        assert_eq!(part.unwrap().name, spec.name);
+    for (spec, parts) in llama.stored_slices() {
+        assert_eq!(parts.iter().map(|part| &part.name).collect::<Vec<_>>(), [&spec.name]);
     }
     let gpt2 = ModelConfig::from(Gpt2Config::preset("gpt2-micro").unwrap());
-    let parts = gpt2.parameters_and_parts();
+    let parts = gpt2.stored_slices();
     let key = parts.iter().find(|(spec, _)| spec.name == "h.1.attn.k.weight").unwrap();
-    let part = key.1.as_ref().unwrap();
+    let part = &key.1[0];
     assert_eq!((part.name.as_str(), part.start), ("h.1.attn.c_attn.weight", 64));
 }
 
@@ -66,9 +66,9 @@ fn folders_of_both_kinds_open() {
         fs::write(folder.path().join("config.json"), config.to_json().to_string()).unwrap();
         let zeros = vec![0u8; 4 * 1024 * 256];
         let mut stored: Vec<_> = config
-            .parameters_and_parts()
+            .stored_slices()
             .into_iter()
-            .filter_map(|(_, part)| part.map(|part| (part.name, part.shape)))
+            .flat_map(|(_, parts)| parts.into_iter().map(|part| (part.name, part.shape)))
             .collect();
         stored.dedup();
         stored.sort();

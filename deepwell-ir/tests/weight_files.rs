@@ -278,11 +278,11 @@ fn phi3_folders_hold_fused_projections() {
     assert_eq!(config.parameter_count(), micro.parameter_count());
     check_names(&config, |name| Some(name.to_string()), Ok(0));
     let parts: Vec<_> = config
-        .parameters_and_parts()
+        .stored_slices()
         .into_iter()
         .filter(|(spec, _)| spec.name.starts_with("model.layers.1."))
-        .map(|(spec, part)| (spec, part.unwrap()))
-        .map(|(spec, part)| (spec.name, part.name, part.shape, part.start))
+        .flat_map(|(spec, parts)| parts.into_iter().map(move |part| (spec.name.clone(), part)))
+        .map(|(own, part)| (own, part.name, part.shape, part.start))
         .filter(|(own, stored, ..)| own != stored)
         .collect();
     let row = |own: &str, stored: &str, shape: [usize; 2], start| {

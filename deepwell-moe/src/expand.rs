@@ -10,22 +10,11 @@ use deepwell_ir::ops::{
     capacity_sizes_rows,
 };
 use deepwell_ir::{
-    Dim, Graph, GroupId, IrError, Node, NodeId, Op, OpError, Split, SplitOver, Stage, TensorId,
+    Dim, Graph, GroupRank, IrError, Node, NodeId, Op, OpError, Split, SplitOver, Stage, TensorId,
     TensorKind,
 };
 
 use self::on_ranks::Tokens;
-
-/// A rank of a group that splits the experts of each layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertRank {
-    /// Process group of the collectives.
-    pub group: GroupId,
-    /// Place in the group.
-    pub place: usize,
-    /// Number of ranks in the group.
-    pub ranks: usize,
-}
 
 /// Replaces each [`Experts`] of a captured graph by ops with kernels and derivatives: [`Dispatch`]
 /// → [`Permute`] → [`GroupedGemm`] (gate and up) → [`ExpertSwiGlu`] → [`GroupedGemm`] (down) →
@@ -67,7 +56,7 @@ pub fn expand(graph: &Graph, align: usize) -> Result<Graph, IrError> {
 pub fn expand_on_rank(
     graph: &Graph,
     align: usize,
-    rank: ExpertRank,
+    rank: GroupRank,
 ) -> Result<(Graph, Vec<Option<Split>>), IrError> {
     if !graph.nodes.iter().any(|node| matches!(node.op, Op::Experts(_))) {
         let what = "expected a model with experts, got one without".to_string();
@@ -79,7 +68,7 @@ pub fn expand_on_rank(
 fn expand_with(
     graph: &Graph,
     align: usize,
-    rank: Option<ExpertRank>,
+    rank: Option<GroupRank>,
 ) -> Result<(Graph, Vec<Option<Split>>), IrError> {
     let whole = || vec![None; graph.parameters().count()];
     let has_experts = graph.nodes.iter().any(|node| matches!(node.op, Op::Experts(_)));
@@ -107,7 +96,7 @@ fn expand_with(
         node.source = NodeId(index as u32);
     }
     deepwell_ir::verify(&result)?;
-    let Some(ExpertRank { place, ranks, .. }) = rank else { return Ok((result, whole())) };
+    let Some(GroupRank { place, ranks, .. }) = rank else { return Ok((result, whole())) };
     let is_split = |id| result.tensor(id).shape != graph.tensor(id).shape;
     let split = |(id, _)| {
         is_split(id).then_some(Split { dim: 0, place, parts: ranks, over: SplitOver::Expert })
@@ -117,7 +106,7 @@ fn expand_with(
 }
 
 /// Reduces a node's stacked weights and biases to the experts of one rank.
-fn split_parameters(graph: &mut Graph, node: &Node, rank: ExpertRank) -> Result<(), IrError> {
+fn split_parameters(graph: &mut Graph, node: &Node, rank: GroupRank) -> Result<(), IrError> {
     for &id in &node.inputs[3..] {
         let tensor = &mut graph.tensors[id.index()];
         let refuse = |what: String| {
@@ -141,7 +130,7 @@ fn experts(
     node: &Node,
     op: &Experts,
     align: usize,
-    rank: Option<ExpertRank>,
+    rank: Option<GroupRank>,
 ) -> Result<Vec<Node>, IrError> {
     // The op has checked the number of inputs.
     let [x, gates, chosen] = std::array::from_fn(|index| node.inputs[index]);

@@ -72,7 +72,7 @@ mod training;
 pub use deepwell_ir::ops::{Route, RouteScore};
 pub use dispatch::{Capacity, DROPPED, Dispatch, GroupedMaps, NOWHERE};
 pub use error::MoeError;
-pub use expand::{ExpertRank, expand, expand_on_rank};
+pub use expand::{expand, expand_on_rank};
 pub use losses::{LossAndGradient, load_balancing_loss, router_losses, z_loss};
 pub use ranks::{RankMaps, group_from_ranks};
 pub use real::Real;

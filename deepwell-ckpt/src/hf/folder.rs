@@ -13,7 +13,7 @@ use deepwell_ir::capture::WeightFiles;
 use super::HfError;
 use crate::error::CheckpointError;
 use crate::io::{DiskIo, HashingFile, Io, PIECE_BYTES};
-use crate::shard::{HeaderTensor, header_bytes};
+use crate::shard::header_bytes;
 use crate::tensor::{CkptDtype, tensor_bytes};
 
 /// A tensor to be written to a folder.
@@ -170,16 +170,8 @@ fn shards_of(
 }
 
 fn header(shard: &[FolderTensor], dtype: CkptDtype, folder: &Path) -> Result<Vec<u8>, HfError> {
-    let tensors: Vec<_> = shard
-        .iter()
-        .map(|tensor| HeaderTensor {
-            name: &tensor.name,
-            dtype: tensor.dtype(dtype),
-            shape: &tensor.shape,
-            bytes: tensor.bytes(dtype).unwrap_or(usize::MAX),
-        })
-        .collect();
-    header_bytes(&tensors)
+    let tensors = shard.iter().map(|it| (it.name.as_str(), it.dtype(dtype), &it.shape[..]));
+    header_bytes(tensors)
         .map_err(|detail| HfError::InvalidFile { path: folder.to_path_buf(), detail })
 }
 

@@ -7,7 +7,7 @@ use super::HfError;
 use crate::error::CheckpointError;
 use crate::finite::first_non_finite;
 use crate::io::{DiskIo, HashingFile, Io};
-use crate::shard::{HeaderTensor, header_bytes};
+use crate::shard::header_bytes;
 use crate::tensor::{CkptDtype, tensor_bytes};
 
 /// A tensor to be written: borrowed bytes with type and shape.
@@ -51,16 +51,7 @@ pub fn write(path: &Path, tensors: &[WriteTensor<'_>]) -> Result<(), HfError> {
     check(path, tensors)?;
     let mut sorted: Vec<_> = tensors.iter().collect();
     sorted.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.element_bytes()));
-    let header: Vec<_> = sorted
-        .iter()
-        .map(|tensor| HeaderTensor {
-            name: tensor.name,
-            dtype: tensor.dtype,
-            shape: &tensor.shape,
-            bytes: tensor.data.len(),
-        })
-        .collect();
-    let header = header_bytes(&header)
+    let header = header_bytes(sorted.iter().map(|it| (it.name, it.dtype, &it.shape[..])))
         .map_err(|detail| HfError::InvalidFile { path: path.to_path_buf(), detail })?;
 
     let mut temporary = OsString::from(path);

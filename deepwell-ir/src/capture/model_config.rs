@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 
 use super::json::{edit_distance, parse_object, read_text};
 use super::{
-    CaptureError, CaptureNotes, Gpt2Config, LlamaConfig, ModelFamily, ParameterRole, ParameterSpec,
-    StoredSlice, capture, capture_for_sequence, capture_gpt2,
+    CaptureError, CaptureNotes, Gpt2Config, LlamaConfig, ModelFamily, ParameterSpec, StoredSlice,
+    capture, capture_for_sequence, capture_gpt2,
 };
 use crate::Graph;
 
@@ -172,37 +172,6 @@ impl ModelConfig {
     /// Number of trained values.
     pub fn parameter_count(&self) -> u64 {
         self.parameters().iter().map(ParameterSpec::count).sum()
-    }
-
-    /// All parameters, each with its location in the weight files; `None` for stacked experts and
-    /// packed weights.
-    pub fn parameters_and_parts(&self) -> Vec<(ParameterSpec, Option<StoredSlice>)> {
-        match self {
-            ModelConfig::Gpt2(config) => {
-                let parts = config.parameters_and_parts().into_iter();
-                parts.map(|(spec, part)| (spec, Some(part))).collect()
-            }
-            ModelConfig::Llama(config) => {
-                let is_whole = |role| {
-                    use ParameterRole as R;
-                    let of_experts = matches!(
-                        role,
-                        R::ExpertGate
-                            | R::ExpertGateBias
-                            | R::ExpertUp
-                            | R::ExpertUpBias
-                            | R::ExpertDown
-                            | R::ExpertDownBias
-                    );
-                    config.packing.is_none() && !of_experts
-                };
-                let part = |spec: ParameterSpec| {
-                    let part = is_whole(spec.role).then(|| config.slices_of(&spec).pop()).flatten();
-                    (spec, part)
-                };
-                config.parameters().into_iter().map(part).collect()
-            }
-        }
     }
 
     /// All parameters, each with the tensors of the weight files that hold it: one, or one per

@@ -33,6 +33,6 @@ pub use precision::{
 pub use predict::Predict;
 pub use product_errors::measure_products;
 pub use recompute::{Recompute, recompute};
-pub use tensor_parallel::{TensorRank, tensor_parallel};
+pub use tensor_parallel::tensor_parallel;
 pub use tensor_precision::TensorPrecision;
 pub use weight_gradients::defer_weight_gradients;

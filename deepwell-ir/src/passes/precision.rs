@@ -22,8 +22,8 @@ use deepwell_precision::{
     Assignment, ElementRounding, OperandClass, PrecisionPolicy, QuantFormat, Role,
 };
 
+use super::TensorPrecision;
 use super::assign::{activation_dtype, assign, reads_master, with_routers_in_f32};
-use super::{TensorPrecision, TensorRank};
 use crate::builder::output_name;
 use crate::op::input_types;
 use crate::ops::{
@@ -31,8 +31,8 @@ use crate::ops::{
     Reduction, ScaledGemm, ScaledGroupedGemm, StochasticRound,
 };
 use crate::{
-    DType, Derivation, GemmKind, Graph, InputRole, IrError, Link, Node, Op, Phase, Plane, Split,
-    SplitOver, Stage, Storage, Tensor, TensorId, TensorKind, ops,
+    DType, Derivation, GemmKind, Graph, GroupRank, InputRole, IrError, Link, Node, Op, Phase,
+    Plane, Split, SplitOver, Stage, Storage, Tensor, TensorId, TensorKind, ops,
 };
 
 /// Rewrites the graph under `policy` and reports the format of each parameter, in execution order.
@@ -70,7 +70,7 @@ pub fn apply_served_precision(
 #[derive(Clone, Copy, Debug)]
 pub struct RankSlices<'a> {
     /// The rank.
-    pub rank: TensorRank,
+    pub rank: GroupRank,
     /// Slices by the parameters' names; whole parameters are missing.
     pub splits: &'a HashMap<String, Split>,
 }

@@ -20,19 +20,8 @@ use crate::ops::{
     VocabParallelSums, VocabSlice,
 };
 use crate::{
-    Dim, Graph, GroupId, IrError, Node, Op, Split, SplitOver, Stage, TensorId, TensorKind,
+    Dim, Graph, GroupRank, IrError, Node, Op, Split, SplitOver, Stage, TensorId, TensorKind,
 };
-
-/// A rank of a tensor-parallel group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TensorRank {
-    /// Process group of the collectives.
-    pub group: GroupId,
-    /// Place in the group.
-    pub place: usize,
-    /// Number of ranks in the group.
-    pub ranks: usize,
-}
 
 /// Returns a rank's part of `graph` and the rank's slice of each parameter, in the order of
 /// [`Graph::parameters`]; `None` for an unsplit parameter.
@@ -41,7 +30,7 @@ pub struct TensorRank {
 /// [`IrError::Split`] for a size that the number of ranks does not divide, and for unsupported ops.
 pub fn tensor_parallel(
     graph: &Graph,
-    rank: TensorRank,
+    rank: GroupRank,
 ) -> Result<(Graph, Vec<Option<Split>>), IrError> {
     if graph.stage != Stage::Captured {
         let (wants, got) = (Stage::Captured, graph.stage);
@@ -87,7 +76,7 @@ impl Layout {
 
 struct Splitter<'a> {
     source: &'a Graph,
-    rank: TensorRank,
+    rank: GroupRank,
     result: Graph,
     /// Tensors of the source, each with the tensor of the result.
     made: HashMap<TensorId, (TensorId, Layout)>,
@@ -98,7 +87,7 @@ struct Splitter<'a> {
 }
 
 impl<'a> Splitter<'a> {
-    fn new(source: &'a Graph, rank: TensorRank) -> Splitter<'a> {
+    fn new(source: &'a Graph, rank: GroupRank) -> Splitter<'a> {
         let (tensors, nodes) = (Vec::new(), Vec::new());
         let mut result = Graph { tensors, nodes, loss: None, ..source.clone() };
         let mut made = HashMap::new();
@@ -164,7 +153,7 @@ impl<'a> Splitter<'a> {
             let what = format!("expected `{}` to be a parameter", tensor.name);
             return Err(self.refuse(&node.name, what));
         }
-        let TensorRank { place, ranks, .. } = self.rank;
+        let GroupRank { place, ranks, .. } = self.rank;
         let split = dim.map(|dim| Split { dim, place, parts: ranks, over: SplitOver::Tensor });
         let id = self.made[&of_source].0;
         match self.splits.insert(of_source, split) {
@@ -241,7 +230,7 @@ impl<'a> Splitter<'a> {
             Op::AddPositions(_) => {
                 let x = self.input(node, 0, Layout::Rows)?;
                 let table = self.parameter(node, 1, None)?;
-                let TensorRank { place, ranks, .. } = self.rank;
+                let GroupRank { place, ranks, .. } = self.rank;
                 let op = AddPositionsOfPart { place, ranks };
                 self.replace(node, op, &[x, table], Layout::Rows)
             }

@@ -17,6 +17,7 @@ mod verify;
 
 use std::collections::BTreeSet;
 
+use deepwell_precision::moments::Moment;
 use serde::{Deserialize, Serialize};
 
 pub use self::call::{Access, Accumulate, Call, Cost, EventId, Operand, Quantization, StreamId};
@@ -90,6 +91,11 @@ pub struct ParameterState {
 impl ParameterState {
     /// Names of the moments, before the name of a parameter and a dot.
     pub const MOMENTS: [&str; 2] = ["moment1", "moment2"];
+
+    /// Name of a parameter's moment.
+    pub fn moment_name(moment: Moment, parameter: &str) -> String {
+        format!("{}.{parameter}", ParameterState::MOMENTS[moment as usize])
+    }
 }
 
 /// Where a rank stores the master weight of a parameter.

@@ -4,9 +4,9 @@
 use deepwell_ir::ops::{
     Collective, CollectiveKind, DispatchToRanks, Experts, Permute, Reduction, RowsOf, Unpermute,
 };
-use deepwell_ir::{Dim, IrError, TensorId};
+use deepwell_ir::{Dim, GroupRank, IrError, TensorId};
 
-use super::{Expansion, ExpertRank};
+use super::Expansion;
 
 /// Tokens for the experts of a rank.
 pub(super) struct Tokens {
@@ -21,10 +21,10 @@ pub(super) enum Came {
     /// Tokens of the rank itself, which has all experts.
     Own,
     /// All-gathered from all ranks of the group.
-    Gathered(ExpertRank),
+    Gathered(GroupRank),
     /// Sent by the tokens' ranks, one row per pair.
     Sent {
-        rank: ExpertRank,
+        rank: GroupRank,
         /// Row of each own pair in the send buffer.
         rows: TensorId,
         /// Own pair of each row.
@@ -39,7 +39,7 @@ impl Came {
     pub(super) fn rows_of(&self, groups: usize) -> RowsOf {
         match self {
             Came::Own => RowsOf::All,
-            Came::Gathered(ExpertRank { place, ranks, .. }) => {
+            Came::Gathered(GroupRank { place, ranks, .. }) => {
                 RowsOf::Here { first: place * groups, experts: ranks * groups }
             }
             &Came::Sent { of_expert, .. } => RowsOf::Sent { of_expert },
@@ -58,7 +58,7 @@ impl Expansion<'_> {
     pub(super) fn tokens(
         &mut self,
         op: &Experts,
-        rank: Option<ExpertRank>,
+        rank: Option<GroupRank>,
         groups: usize,
         operands: [TensorId; 3],
     ) -> Result<Tokens, IrError> {
@@ -89,7 +89,7 @@ impl Expansion<'_> {
 
     fn gather(
         &mut self,
-        rank: ExpertRank,
+        rank: GroupRank,
         [x, gates, chosen]: [TensorId; 3],
     ) -> Result<Tokens, IrError> {
         // Rows are available before the router runs, so rows are gathered first, then choices.
@@ -103,7 +103,7 @@ impl Expansion<'_> {
     }
 
     /// All-to-all: slab `q` of place `p` becomes slab `p` of place `q`.
-    fn exchange(&mut self, name: &str, rank: ExpertRank, x: TensorId) -> Result<TensorId, IrError> {
+    fn exchange(&mut self, name: &str, rank: GroupRank, x: TensorId) -> Result<TensorId, IrError> {
         let op = among(rank, CollectiveKind::AllToAll);
         Ok(self.add(&format!("all_to_all.{name}"), op, &[x])?[0])
     }
@@ -111,7 +111,7 @@ impl Expansion<'_> {
     fn send(
         &mut self,
         op: &Experts,
-        rank: ExpertRank,
+        rank: GroupRank,
         groups: usize,
         [x, gates, chosen]: [TensorId; 3],
     ) -> Result<Tokens, IrError> {
@@ -138,6 +138,6 @@ impl Expansion<'_> {
     }
 }
 
-fn among(rank: ExpertRank, kind: CollectiveKind) -> Collective {
+fn among(rank: GroupRank, kind: CollectiveKind) -> Collective {
     Collective::new(kind, rank.group, rank.ranks as u32)
 }

@@ -3,8 +3,8 @@
 use deepwell_ir::capture::{LlamaConfig, capture};
 use deepwell_ir::ops::RowsOf;
 use deepwell_ir::{
-    PrecisionPolicy, Recompute, TensorType, apply_precision, differentiate, expert_row_alignment,
-    fuse, measure_products, recompute,
+    GroupId, PrecisionPolicy, Recompute, TensorType, apply_precision, differentiate,
+    expert_row_alignment, fuse, measure_products, recompute,
 };
 
 use super::*;
@@ -51,7 +51,7 @@ fn experts_become_ops() {
 /// Tokens are gathered where none is dropped, and sent where a capacity is of a rank's own.
 #[test]
 fn ranks_gather_tokens_or_send_them() {
-    let rank = ExpertRank { group: GroupId(3), place: 1, ranks: 2 };
+    let rank = GroupRank { group: GroupId(3), place: 1, ranks: 2 };
     let limit = RouterTraining { capacity_factor: Some(1.0), ..RouterTraining::default() };
     let limited = with_router_training(&graph(), &limit).unwrap();
     let middle = ["permute", "grouped_gemm", "grouped_gemm", "expert_swiglu", "grouped_gemm"];
@@ -141,7 +141,7 @@ fn groups_fit_the_blocks_of_a_policy() {
 /// back to tokens, if something does both, on one rank and on several.
 #[test]
 fn gradients_of_rows_are_added_on_their_way() {
-    let rank = ExpertRank { group: GroupId(0), place: 1, ranks: 2 };
+    let rank = GroupRank { group: GroupId(0), place: 1, ranks: 2 };
     for expanded in [expand(&graph(), 32).unwrap(), expand_on_rank(&graph(), 32, rank).unwrap().0] {
         let differentiated = differentiate(&expanded).unwrap();
         let (quantized, _) = apply_precision(&differentiated, &PrecisionPolicy::mxfp8()).unwrap();

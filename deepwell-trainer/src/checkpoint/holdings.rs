@@ -11,11 +11,12 @@ use deepwell_ir::{
     Value as IrValue, ValueId,
 };
 use deepwell_plan::Parallel;
-use deepwell_precision::{moments, scale_tiles};
+use deepwell_precision::moments::{self, Moment};
+use deepwell_precision::scale_tiles;
 use half::bf16;
 
 use crate::TrainError;
-use crate::engine::{Moment, part, slice_of};
+use crate::engine::{part, slice_of};
 use crate::peers::Peers;
 
 /// A rectangle of a tensor, and its address on this rank.
@@ -43,7 +44,7 @@ enum Stored {
     ScaleTiles,
     /// Blocks of a moment in eight bits, which is FP32 in a file. The rectangle begins at an
     /// element of the first block.
-    Blocks { moment: moments::Moment, begin: usize },
+    Blocks { moment: Moment, begin: usize },
     /// A master in BF16, which is FP32 in a file.
     Bf16,
 }
@@ -113,7 +114,7 @@ impl Holding {
     }
 }
 
-fn decoded(bytes: &[u8], moment: moments::Moment) -> Vec<f32> {
+fn decoded(bytes: &[u8], moment: Moment) -> Vec<f32> {
     let blocks = bytes.as_chunks::<{ moments::BLOCK_BYTES }>().0;
     let mut values = vec![0.0; blocks.len() * moments::BLOCK];
     let places = values.as_chunks_mut::<{ moments::BLOCK }>().0;
@@ -126,20 +127,30 @@ fn decoded(bytes: &[u8], moment: moments::Moment) -> Vec<f32> {
 /// The bytes of some elements of a value, and their difference from a file's.
 fn place_of(value: &IrValue, section: Section, elements: Range<usize>) -> (ByteRange, Stored) {
     let moment = match section {
-        Section::MomentFirst => moments::Moment::First,
-        _ => moments::Moment::Second,
+        Section::MomentFirst => Some(Moment::First),
+        Section::MomentSecond => Some(Moment::Second),
+        _ => None,
     };
-    let (units, bytes_each, stored) = match value.dtype {
-        DType::E4m3 => {
+    let (units, bytes_each, stored) = match (value.dtype, moment) {
+        (DType::E4m3, Some(moment)) => {
             let units = elements.start / moments::BLOCK..elements.end.div_ceil(moments::BLOCK);
             let begin = elements.start % moments::BLOCK;
             (units, moments::BLOCK_BYTES, Stored::Blocks { moment, begin })
         }
-        DType::Bf16 if section == Section::Master => (elements, size_of::<bf16>(), Stored::Bf16),
+        (DType::Bf16, None) => (elements, size_of::<bf16>(), Stored::Bf16),
         _ => (elements, size_of::<f32>(), Stored::AsInFile),
     };
     let offset = value.range.offset + units.start * bytes_each;
     (ByteRange { offset, bytes: units.len() * bytes_each }, stored)
+}
+
+/// The moments of a parameter, each with its name and section.
+fn moments_of<V>(parameter: &str, [first, second]: [V; 2]) -> [(String, V, Section); 2] {
+    let name = |moment| ParameterState::moment_name(moment, parameter);
+    [
+        (name(Moment::First), first, Section::MomentFirst),
+        (name(Moment::Second), second, Section::MomentSecond),
+    ]
 }
 
 /// Type and shape of a value in a file. A byte holds two elements of four bits.
@@ -167,14 +178,10 @@ fn type_in_file(value: &IrValue) -> (CkptDtype, Vec<usize>) {
 pub(super) fn holdings(program: &Program, parallel: Parallel, rank: usize) -> Vec<Holding> {
     let mut all = Vec::new();
     for state in &program.parameters {
-        let moments = [
-            (Moment::First, state.first_moment, Section::MomentFirst),
-            (Moment::Second, state.second_moment, Section::MomentSecond),
-        ];
+        let moments = moments_of(&state.name, [state.first_moment, state.second_moment]);
         let is_whole = state.master.only_in_shard().is_none();
         let master = is_whole.then_some(state.master.value());
         let master = (state.name.clone(), master, Section::Master);
-        let moments = moments.map(|(it, id, section)| (it.name_of(&state.name), id, section));
         for (name, id, section) in [master].into_iter().chain(moments) {
             let Some(id) = id else { continue };
             let shape = &program.value(state.master.value()).shape;
@@ -208,11 +215,7 @@ fn add_slices(program: &Program, parallel: Parallel, rank: usize, all: &mut Vec<
             };
             let master = state.master.only_in_shard();
             let master = master.map(|_| (state.name.clone(), shard.master, Section::Master));
-            let moments = [
-                (Moment::First, shard.first_moment, Section::MomentFirst),
-                (Moment::Second, shard.second_moment, Section::MomentSecond),
-            ];
-            let moments = moments.map(|(it, id, section)| (it.name_of(&state.name), id, section));
+            let moments = moments_of(&state.name, [shard.first_moment, shard.second_moment]);
             for (name, id, section) in master.into_iter().chain(moments) {
                 let mut begin = of_slice.start;
                 for region in Region::of_range(&value.shape, of_parameter.clone()) {

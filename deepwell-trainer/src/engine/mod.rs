@@ -20,5 +20,5 @@ pub use self::gemms::{Gemm, OperandStats};
 pub use self::model::Engine;
 pub use self::products::ProductSums;
 pub use self::routing::ExpertLoad;
-pub(crate) use self::slices::{Moment, part, slice_of};
+pub(crate) use self::slices::{part, slice_of};
 pub use self::steps::{PendingStep, StepOutcome, StepTime};

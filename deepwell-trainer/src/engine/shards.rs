@@ -14,7 +14,7 @@ use half::bf16;
 use rayon::prelude::*;
 
 use super::Engine;
-use super::slices::{Moment, part, slice_of};
+use super::slices::{part, slice_of};
 use crate::TrainError;
 
 impl Engine {
@@ -54,7 +54,7 @@ impl Engine {
         let of_state = |state: &ParameterState| [state.first_moment, state.second_moment];
         let whole = program.parameters.iter().flat_map(of_state).flatten();
         let slices =
-            program.shards.iter().flat_map(|shard| Moment::ALL.map(|it| it.slice_of(shard)));
+            program.shards.iter().flat_map(|shard| [shard.first_moment, shard.second_moment]);
         for moment in whole.chain(slices).collect::<Vec<ValueId>>() {
             self.executor.clear(self.training.program(), moment)?;
         }

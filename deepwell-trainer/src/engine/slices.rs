@@ -2,34 +2,8 @@
 
 use std::ops::Range;
 
-use deepwell_ir::{ParameterState, Program, Shard, ValueId};
+use deepwell_ir::{Program, Shard};
 use deepwell_plan::Parallel;
-
-/// One of the two moments of AdamW.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Moment {
-    /// Moment of the gradients.
-    First,
-    /// Moment of the squared gradients.
-    Second,
-}
-
-impl Moment {
-    /// Both.
-    pub(crate) const ALL: [Moment; 2] = [Moment::First, Moment::Second];
-
-    /// The name of a parameter's moment.
-    pub(crate) fn name_of(self, parameter: &str) -> String {
-        format!("{}.{parameter}", ParameterState::MOMENTS[self as usize])
-    }
-
-    pub(super) fn slice_of(self, shard: &Shard) -> ValueId {
-        match self {
-            Moment::First => shard.first_moment,
-            Moment::Second => shard.second_moment,
-        }
-    }
-}
 
 /// Intersection of a slice with a parameter: elements of the slice, and elements of the parameter.
 pub(crate) fn part(

@@ -14,9 +14,7 @@ pub(super) fn part_of_sequences<'g>(
     target: &Target,
 ) -> Result<Cow<'g, Graph>, PlanError> {
     let ranks = plan.parallel.context;
-    let Some((group, members)) = target.ranks.named(ProcessGroup::CONTEXT) else {
-        return Ok(graph);
-    };
+    let Some(rank) = target.ranks.member_of(ProcessGroup::CONTEXT) else { return Ok(graph) };
     if !plan.seq.is_multiple_of(2 * ranks) {
         return Err(PlanError::Request {
             what: "sequence length",
@@ -27,7 +25,6 @@ pub(super) fn part_of_sequences<'g>(
             got: plan.seq.to_string(),
         });
     }
-    // The groups of a target were checked before.
-    let place = members.position_of(target.ranks.rank).unwrap_or_default();
-    Ok(Cow::Owned(context_parallel(&graph, (group, Zigzag { place, ranks }))?))
+    let part = Zigzag { place: rank.place, ranks };
+    Ok(Cow::Owned(context_parallel(&graph, (rank.group, part))?))
 }

@@ -6,18 +6,11 @@
 //! tokens of the group, so it is summed only over ranks of other groups with the same experts.
 
 use deepwell_ir::{Graph, IrError, ProcessGroup, Target, expert_row_alignment};
-use deepwell_moe::{ExpertRank, expand, expand_on_rank};
+use deepwell_moe::{expand, expand_on_rank};
 use deepwell_precision::PrecisionPolicy;
 
 use super::splits::Splits;
 use crate::PlanError;
-
-/// The rank of a target in its expert-parallel group, if it has one.
-pub(super) fn rank_of(target: &Target) -> Option<ExpertRank> {
-    let (group, members) = target.ranks.named(ProcessGroup::EXPERT)?;
-    let place = members.position_of(target.ranks.rank)?;
-    Some(ExpertRank { group, place, ranks: members.ranks.len() })
-}
 
 /// Expands experts to ops that have kernels, with groups of rows that are a multiple of `align`.
 /// Returns the experts of the target's rank, and its slices of parameters.
@@ -26,7 +19,9 @@ pub(super) fn expand_for_rank(
     align: usize,
     target: &Target,
 ) -> Result<(Graph, Splits), PlanError> {
-    let Some(rank) = rank_of(target) else { return Ok((expand(graph, align)?, Splits::new())) };
+    let Some(rank) = target.ranks.member_of(ProcessGroup::EXPERT) else {
+        return Ok((expand(graph, align)?, Splits::new()));
+    };
     let (own, splits) = expand_on_rank(graph, align, rank)?;
     let names = own.parameters().map(|(_, tensor)| tensor.name.clone());
     let splits = names.zip(splits).filter_map(|(name, split)| Some((name, split?))).collect();

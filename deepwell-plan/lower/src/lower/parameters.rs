@@ -90,7 +90,7 @@ impl Parameters {
             };
             build.store(*id, master);
             let gradient = gradients.get(id).map(|&gradient| {
-                let name = format!("grad.{name}");
+                let name = graph.tensor(gradient).name.clone();
                 let memory = match rank.updates_in_backward() && !self.is_selection_bias[index] {
                     true => MemoryKind::Activations,
                     false => MemoryKind::Gradients,

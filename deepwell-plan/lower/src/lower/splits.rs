@@ -2,21 +2,14 @@
 
 use std::collections::HashMap;
 
-use deepwell_ir::{GroupId, ProcessGroup, RankSlices, Split, Target, TensorRank, ValueId};
-
-/// The rank of a target in its tensor-parallel group, if it has one.
-pub(super) fn rank_of(target: &Target) -> Option<TensorRank> {
-    let (group, members) = target.ranks.named(ProcessGroup::TENSOR)?;
-    let place = members.position_of(target.ranks.rank)?;
-    Some(TensorRank { group, place, ranks: members.ranks.len() })
-}
+use deepwell_ir::{GroupId, ProcessGroup, RankSlices, Split, Target, ValueId};
 
 /// This rank's slice of each split parameter, by the parameter's name.
 pub(super) type Splits = HashMap<String, Split>;
 
 /// This rank's slices for the precision pass; `None` if parameters are whole.
 pub(super) fn slices<'a>(splits: &'a Splits, target: &Target) -> Option<RankSlices<'a>> {
-    rank_of(target).map(|rank| RankSlices { rank, splits })
+    target.ranks.member_of(ProcessGroup::TENSOR).map(|rank| RankSlices { rank, splits })
 }
 
 /// Gradients whose squares are summed, and the groups whose ranks hold different gradients.

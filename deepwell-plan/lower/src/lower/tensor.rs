@@ -7,15 +7,14 @@
 
 use deepwell_ir::ops::{Collective, CollectiveKind, NormOfSums, SumsOfSquares};
 use deepwell_ir::{
-    DType, Graph, GroupId, MemoryKind, Phase, ProcessGroup, SplitOver, Target, TensorRank, ValueId,
+    DType, Graph, GroupId, GroupRank, MemoryKind, Phase, ProcessGroup, SplitOver, Target, ValueId,
     check_split_blocks, tensor_parallel,
 };
 
 use super::builder::{read, write};
-use super::expert;
 use super::lowering::Lowering;
 use super::rank::RankContext;
-use super::splits::{NormTerms, Splits, rank_of};
+use super::splits::{NormTerms, Splits};
 use crate::{Plan, PlanError};
 
 /// Returns this rank's part of the graph, and its slices of the parameters.
@@ -24,7 +23,9 @@ pub(super) fn split(
     plan: &Plan,
     target: &Target,
 ) -> Result<(Graph, Splits), PlanError> {
-    let Some(rank) = rank_of(target) else { return Ok((graph.clone(), Splits::new())) };
+    let Some(rank) = target.ranks.member_of(ProcessGroup::TENSOR) else {
+        return Ok((graph.clone(), Splits::new()));
+    };
     let tokens = plan.micro_batch * plan.rank_seq();
     if !tokens.is_multiple_of(rank.ranks) {
         return Err(PlanError::Request {
@@ -45,15 +46,16 @@ impl RankContext<'_> {
     /// slice, and all ranks hold a replicated parameter: see [`RankContext::counts`].
     fn groups_of_slices(&self) -> Vec<(GroupId, u32)> {
         let ranks = &self.target.ranks;
-        let names: &[&str] = match (rank_of(self.target), expert::rank_of(self.target)) {
-            // Slices of each parameter are spread over the data-parallel ranks.
-            _ if self.zero_group().is_some() => &[ProcessGroup::TENSOR],
-            (None, _) => &[ProcessGroup::EXPERT],
-            (Some(_), None) => &[ProcessGroup::TENSOR],
-            // Experts may span several tensor-parallel groups; the two groups include all of these
-            // ranks.
-            (Some(_), Some(_)) => &[ProcessGroup::TENSOR, ProcessGroup::DATA],
-        };
+        let names: &[&str] =
+            match (ranks.member_of(ProcessGroup::TENSOR), ranks.member_of(ProcessGroup::EXPERT)) {
+                // Slices of each parameter are spread over the data-parallel ranks.
+                _ if self.zero_group().is_some() => &[ProcessGroup::TENSOR],
+                (None, _) => &[ProcessGroup::EXPERT],
+                (Some(_), None) => &[ProcessGroup::TENSOR],
+                // Experts may span several tensor-parallel groups; the two groups include all of these
+                // ranks.
+                (Some(_), Some(_)) => &[ProcessGroup::TENSOR, ProcessGroup::DATA],
+            };
         let named = names.iter().filter_map(|name| ranks.named(name));
         named.map(|(id, group)| (id, group.ranks.len() as u32)).collect()
     }
@@ -66,7 +68,7 @@ impl RankContext<'_> {
         if self.zero_group().is_some() {
             return split.is_some() || is_first_slice;
         }
-        let experts_are_apart = expert::rank_of(self.target).is_some();
+        let experts_are_apart = self.target.ranks.member_of(ProcessGroup::EXPERT).is_some();
         if !experts_are_apart {
             return split.is_some() || is_first_slice;
         }
@@ -84,7 +86,7 @@ impl Lowering<'_> {
     /// Sums the gradients of parameters replicated on tensor-parallel ranks, bucket by bucket,
     /// unless the backward pass has done so.
     pub(super) fn sum_over_tensor_ranks(&mut self) -> Result<(), PlanError> {
-        if rank_of(self.rank.target).is_none() {
+        if self.rank.target.ranks.member_of(ProcessGroup::TENSOR).is_none() {
             return Ok(());
         }
         if self.rank.zero_group().is_none() {
@@ -115,7 +117,7 @@ impl Lowering<'_> {
         bucket: usize,
         phase: Phase,
     ) -> Result<(), PlanError> {
-        if rank_of(self.rank.target).is_none() {
+        if self.rank.target.ranks.member_of(ProcessGroup::TENSOR).is_none() {
             return Ok(());
         }
         if self.rank.zero_group().is_some() {
@@ -139,7 +141,9 @@ impl Lowering<'_> {
     }
 
     fn sum_tensor_run(&mut self, gradients: Vec<ValueId>, phase: Phase) -> Result<(), PlanError> {
-        let Some(TensorRank { group, ranks, .. }) = rank_of(self.rank.target) else {
+        let Some(GroupRank { group, ranks, .. }) =
+            self.rank.target.ranks.member_of(ProcessGroup::TENSOR)
+        else {
             return Ok(());
         };
         let name = format!("all_reduce.gradients.tensor.{}", self.reduction.tensor_sums);
