@@ -24,7 +24,7 @@ use deepwell_trainer::{
 use serde::Serialize;
 
 use crate::bytes;
-use crate::degrees::Degrees;
+use crate::degrees::{Degrees, check_ranks};
 use crate::optimizer_args::OptimizerArgs;
 use crate::output::print_json;
 use crate::router_args::RouterArgs;
@@ -152,7 +152,7 @@ pub(crate) struct TrainArgs {
     pub(crate) rank_timeout: Option<u64>,
     /// How those ranks share the model
     #[command(flatten)]
-    #[serde(skip)]
+    #[serde(flatten)]
     pub(crate) degrees: Degrees,
     /// Steps between two checkpoints [default: a fifth of the steps]
     #[arg(long, value_name = "STEPS")]
@@ -266,25 +266,8 @@ impl TrainArgs {
         for (name, value) in self.router.given() {
             flags.set(name, &value);
         }
-        let degrees = &self.degrees;
-        for (name, value) in [
-            ("tensor", degrees.tp),
-            ("context", degrees.cp),
-            ("pipeline", degrees.pp),
-            ("expert", degrees.ep),
-        ] {
-            if let Some(value) = value {
-                flags.set(name, &value);
-            }
-        }
-        if let Some(zero) = degrees.zero {
-            flags.set("zero", &zero);
-        }
-        if let Some(layers) = &degrees.pp_layers {
-            flags.set("pp_layers", layers);
-        }
-        if degrees.schedule.is_some() || degrees.vpp.is_some() {
-            let (chunks, schedule) = degrees.order()?;
+        if self.degrees.schedule.is_some() || self.degrees.vpp.is_some() {
+            let (chunks, schedule) = self.degrees.order()?;
             flags.set("chunks", &chunks);
             flags.set("pipeline_schedule", &schedule);
         }
@@ -301,27 +284,18 @@ impl TrainArgs {
     /// Returns checked settings, with the stages that `pp_layers` has.
     fn with_degrees(&self, settings: Settings) -> Result<Settings, TrainError> {
         let plan = settings.plan.as_ref().map(PlanLink::file).transpose()?;
+        let dp = self.degrees.dp.or(plan.map(|it| it.plan.parallel.batch_ranks()));
+        let gives_way = self.resume && plan.is_none();
         let stages = |layers: &Vec<usize>| layers.len() / settings.chunks.max(1);
         let pipeline = self
             .degrees
             .pp
             .unwrap_or_else(|| settings.pp_layers.as_ref().map_or(settings.pipeline, stages));
-        let schedule = settings.pipeline_schedule;
-        let degrees = Degrees {
-            dp: self.degrees.dp.or(plan.map(|it| it.plan.parallel.batch_ranks())),
-            zero: Some(settings.zero),
-            tp: Some(settings.tensor),
-            cp: Some(settings.context),
-            pp: Some(pipeline),
-            vpp: Some(settings.chunks),
-            schedule: schedule.defers_weight_gradients().then(|| schedule.to_string()),
-            pp_layers: None,
-            ep: Some(settings.expert),
-            gives_way: self.resume && plan.is_none(),
-        };
-        degrees.of_ranks(settings.ranks)?;
         let settings = Settings { pipeline, ..settings };
-        match degrees.gives_way && !settings.degrees_fit_ranks() {
+        if !gives_way {
+            check_ranks(settings.parallel(), dp, settings.ranks)?;
+        }
+        match gives_way && !settings.degrees_fit_ranks() {
             true => settings.check_values()?,
             false => settings.check()?,
         }

@@ -3,38 +3,44 @@
 use clap::Args;
 use deepwell_plan::Parallel;
 use deepwell_plan::schedule::PipelineSchedule;
-
 use deepwell_trainer::TrainError;
+use serde::Serialize;
 
-/// How the ranks of `--devices` share a model.
-#[derive(Args, Clone, Debug, Default)]
+/// How the ranks of `--devices` share a model. Serialized with the names of settings.
+#[derive(Args, Clone, Debug, Default, Serialize)]
 pub(crate) struct Degrees {
     /// Data-parallel ranks (with --cp, groups of ranks), which split the batch and sum gradients
     /// [default: all ranks that the other degrees leave]
     #[arg(long, value_name = "RANKS")]
+    #[serde(skip)]
     pub(crate) dp: Option<usize>,
     /// ZeRO stage: 0 off, 1 shard optimizer state, 2 also gradients, 3 also weights [default: 0]
     #[arg(long, value_name = "STAGE")]
     pub(crate) zero: Option<u8>,
     /// Tensor-parallel ranks, which split each layer [default: 1]
     #[arg(long, value_name = "RANKS")]
+    #[serde(rename = "tensor")]
     pub(crate) tp: Option<usize>,
     /// Context-parallel ranks, which split each sequence (ring attention); combines with all other
     /// degrees; not for models with attention windows, sinks, position tables, expert capacities or
     /// router losses [default: 1]
     #[arg(long, value_name = "RANKS")]
+    #[serde(rename = "context")]
     pub(crate) cp: Option<usize>,
     /// Pipeline stages, each with a part of the layers [default: 1]
     #[arg(long, value_name = "RANKS")]
+    #[serde(rename = "pipeline")]
     pub(crate) pp: Option<usize>,
     /// Model chunks per pipeline stage; more than 1 for the interleaved schedule [default: 1, with
     /// --schedule interleaved 2]
     #[arg(long, value_name = "CHUNKS")]
+    #[serde(skip)]
     pub(crate) vpp: Option<usize>,
     /// Pipeline schedule: 1f1b, interleaved, or zero-bubble (ZB-H1), which computes weight
     /// gradients while stages would wait; zero-bubble excludes --vpp above 1 [default: 1f1b, with
     /// --vpp interleaved]
     #[arg(long, value_name = "ORDER")]
+    #[serde(skip)]
     pub(crate) schedule: Option<String>,
     /// Layers of each stage, such as 3,5; with --vpp layers of each chunk, first chunks of all
     /// stages first [default: balanced by FLOPs]
@@ -43,71 +49,24 @@ pub(crate) struct Degrees {
     /// Expert-parallel ranks, which split the experts; divides the ranks of a stage and combines
     /// with all other degrees [default: 1]
     #[arg(long, value_name = "RANKS")]
+    #[serde(rename = "expert")]
     pub(crate) ep: Option<usize>,
-    /// Whether degrees that do not divide the ranks are adjusted, as for a resumed run.
-    #[arg(skip)]
-    pub(crate) gives_way: bool,
 }
 
 impl Degrees {
     /// Returns the parallelism of `ranks` ranks with the requested degrees.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] for degrees that do not fit the ranks, and the errors of
-    /// [`Parallel::check`].
+    /// As [`check_ranks`].
     pub(crate) fn of_ranks(&self, ranks: usize) -> Result<Parallel, TrainError> {
         let (chunks, schedule) = self.order()?;
         let pp = self.pp.or(self.pp_layers.as_ref().map(|it| it.len() / chunks.max(1)));
         let [tensor, pipeline, expert, context] =
             [self.tp, pp, self.ep, self.cp].map(|it| it.unwrap_or(1));
         let zero = self.zero.unwrap_or(0);
-        let others = tensor.max(1) * pipeline.max(1) * context.max(1);
-        // Reject schedules that are invalid with any number of ranks.
-        Parallel { schedule, pipeline: 2, ..Parallel::default() }.check()?;
-        if self.dp.is_none() && !self.gives_way && !ranks.is_multiple_of(others) {
-            return Err(
-                self.not_among(ranks, [("--tp", tensor), ("--pp", pipeline), ("--cp", context)])
-            );
-        }
-        let data = self.dp.filter(|_| !self.gives_way).unwrap_or(ranks / others);
-        let of_data = Parallel { context, ..Parallel::data(data * context) };
-        let parallel = Parallel { zero, tensor, pipeline, chunks, expert, schedule, ..of_data };
-        if self.gives_way {
-            return Ok(parallel);
-        }
-        parallel.check()?;
-        if parallel.world_size() != ranks {
-            return Err(TrainError::Setting {
-                setting: "degrees",
-                expected: format!(
-                    "--tp x --pp x --cp x --dp to be the {ranks} ranks of `--devices`"
-                ),
-                got: format!("{tensor} x {pipeline} x {context} x {data}"),
-                hint: Some("`--devices cpu:4 --tp 2` has two of each".to_string()),
-            });
-        }
-        Ok(parallel)
-    }
-
-    /// Error for degrees whose product does not divide the ranks.
-    fn not_among(&self, ranks: usize, degrees: [(&str, usize); 3]) -> TrainError {
-        let asked: Vec<(&str, usize)> = degrees.into_iter().filter(|(_, it)| *it > 1).collect();
-        let flags: Vec<&str> = asked.iter().map(|(flag, _)| *flag).collect();
-        let values: Vec<String> = asked.iter().map(|(_, degree)| degree.to_string()).collect();
-        let product: usize = asked.iter().map(|(_, degree)| degree).product();
-        TrainError::Setting {
-            setting: "degrees",
-            expected: format!(
-                "{} to divide the {ranks} rank{} of `--devices`",
-                flags.join(" x "),
-                if ranks == 1 { "" } else { "s" }
-            ),
-            got: match asked.len() {
-                1 => values.concat(),
-                _ => format!("{} = {product}", values.join(" x ")),
-            },
-            hint: Some("`--devices cpu:4 --tp 2` has two of each".to_string()),
-        }
+        let one = Parallel::default();
+        let degrees = Parallel { zero, tensor, pipeline, chunks, expert, context, schedule, ..one };
+        check_ranks(degrees, self.dp, ranks)
     }
 
     /// Returns the model chunks per stage, and the pipeline schedule.
@@ -136,6 +95,59 @@ impl Degrees {
                 refuse("schedule", "1f1b, interleaved or zero-bubble", format!("`{other}`"))
             }
         }
+    }
+}
+
+/// Returns `degrees` with the data-parallel ranks that make up `ranks` ranks: `dp` groups of
+/// context-parallel ranks, or as many as the other degrees leave.
+///
+/// # Errors
+/// [`TrainError::Setting`] for degrees that do not fit the ranks, and the errors of
+/// [`Parallel::check`].
+pub(crate) fn check_ranks(
+    degrees: Parallel,
+    dp: Option<usize>,
+    ranks: usize,
+) -> Result<Parallel, TrainError> {
+    let Parallel { tensor, pipeline, context, schedule, .. } = degrees;
+    // Reject schedules that are invalid with any number of ranks.
+    Parallel { schedule, pipeline: 2, ..Parallel::default() }.check()?;
+    let others = tensor.max(1) * pipeline.max(1) * context.max(1);
+    if dp.is_none() && !ranks.is_multiple_of(others) {
+        return Err(not_among(ranks, [("--tp", tensor), ("--pp", pipeline), ("--cp", context)]));
+    }
+    let data = dp.unwrap_or(ranks / others);
+    let parallel = Parallel { data: data * context, ..degrees };
+    parallel.check()?;
+    if parallel.world_size() != ranks {
+        return Err(TrainError::Setting {
+            setting: "degrees",
+            expected: format!("--tp x --pp x --cp x --dp to be the {ranks} ranks of `--devices`"),
+            got: format!("{tensor} x {pipeline} x {context} x {data}"),
+            hint: Some("`--devices cpu:4 --tp 2` has two of each".to_string()),
+        });
+    }
+    Ok(parallel)
+}
+
+/// Error for degrees whose product does not divide the ranks.
+fn not_among(ranks: usize, degrees: [(&str, usize); 3]) -> TrainError {
+    let asked: Vec<(&str, usize)> = degrees.into_iter().filter(|(_, it)| *it > 1).collect();
+    let flags: Vec<&str> = asked.iter().map(|(flag, _)| *flag).collect();
+    let values: Vec<String> = asked.iter().map(|(_, degree)| degree.to_string()).collect();
+    let product: usize = asked.iter().map(|(_, degree)| degree).product();
+    TrainError::Setting {
+        setting: "degrees",
+        expected: format!(
+            "{} to divide the {ranks} rank{} of `--devices`",
+            flags.join(" x "),
+            if ranks == 1 { "" } else { "s" }
+        ),
+        got: match asked.len() {
+            1 => values.concat(),
+            _ => format!("{} = {product}", values.join(" x ")),
+        },
+        hint: Some("`--devices cpu:4 --tp 2` has two of each".to_string()),
     }
 }
 
