@@ -8,7 +8,8 @@ use deepwell_ir::Graph;
 use deepwell_plan::Parallel;
 use deepwell_probe::Hardware;
 
-use crate::{CompileOptions, Settings, TrainError, World};
+use crate::world::Lowered;
+use crate::{CompileOptions, Settings, TrainError};
 
 impl Settings {
     /// Whether the degrees match the ranks and divide the sequences of a step. A resumed run whose
@@ -89,8 +90,8 @@ pub(crate) fn choose(
     let mut refused = Vec::new();
     let candidates = candidates(settings);
     for candidate in &candidates {
-        let predicted = World::predict(graph.clone(), hardware.clone(), &options(candidate));
-        match predicted.map(|it| it.step_s) {
+        let lowered = Lowered::of(graph.clone(), hardware.clone(), &options(candidate));
+        match lowered.map(|it| it.step_s()) {
             Ok(time_s) if best.as_ref().is_none_or(|(least_s, _)| time_s < *least_s) => {
                 best = Some((time_s, candidate.clone()));
             }

@@ -11,6 +11,7 @@
 mod heartbeat;
 mod joined;
 mod launched;
+mod lowered;
 mod member;
 mod supervise;
 
@@ -19,18 +20,18 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use deepwell_ir::{Graph, Program, Target};
+use deepwell_ir::Graph;
 use deepwell_kernels::{Comm, CommError, InProcess, Monitor};
-use deepwell_plan::{Planned, lower_evaluation, usable_bytes};
 use deepwell_probe::Hardware;
 
 use self::joined::Joined;
 pub use self::launched::Launched;
+pub(crate) use self::lowered::Lowered;
 pub use self::member::{Member, library_version};
 pub use self::supervise::supervise;
-use crate::engine::{Compiled, load, planned};
+use crate::engine::load;
 use crate::peers::Peers;
-use crate::{Catalog, CompileOptions, Device, Engine, TrainError};
+use crate::{CompileOptions, Device, Engine, TrainError};
 
 /// How long a completed or failed rank waits for another rank to end.
 const END_LIMIT: Duration = Duration::from_secs(30);
@@ -77,26 +78,25 @@ impl World {
         hardware: Hardware,
         options: &CompileOptions,
     ) -> Result<World, TrainError> {
-        let ranks = options.parallel.world_size();
-        if ranks < 2 {
-            let engine = crate::compile(graph, hardware, options)?;
-            return Ok(World { engines: vec![engine], ties: Ties::Alone, when_stuck: None });
-        }
-        let comms = InProcess::world(ranks as u32, options.rank_timeout);
-        World::compile_on(comms, &|comm| Box::new(comm), graph, hardware, options)
+        World::of_lowered(Lowered::of(graph, hardware, options)?, options)
     }
 
-    /// Predicts a step of the ranks of `options`, without a device.
+    /// [`World::compile`] of a model that is planned and lowered with the same `options`.
     ///
     /// # Errors
-    /// As [`World::compile`], without errors of devices.
-    pub(crate) fn predict(
-        graph: Graph,
-        hardware: Hardware,
+    /// A device is missing, or cannot load a program.
+    pub(crate) fn of_lowered(
+        mut lowered: Lowered,
         options: &CompileOptions,
-    ) -> Result<Predicted, TrainError> {
-        let planned = Lowered::of(graph, hardware, options)?.planned;
-        Ok(Predicted { step_s: planned.prediction.time_s, rows: planned.plan.micro_batch })
+    ) -> Result<World, TrainError> {
+        let ranks = options.parallel.world_size();
+        if ranks > 1 {
+            let comms = InProcess::world(ranks as u32, options.rank_timeout);
+            return World::of_ranks(comms, &|comm| Box::new(comm), lowered, options);
+        }
+        let device = options.device.open(lowered.hardware())?;
+        let engine = load(device, lowered.for_rank(0, Peers::none())?, options)?;
+        Ok(World { engines: vec![engine], ties: Ties::Alone, when_stuck: None })
     }
 
     /// [`World::compile`] for the ranks of these communicators; the programs communicate through
@@ -111,12 +111,20 @@ impl World {
         hardware: Hardware,
         options: &CompileOptions,
     ) -> Result<World, TrainError> {
+        World::of_ranks(comms, wrap, Lowered::of(graph, hardware, options)?, options)
+    }
+
+    fn of_ranks(
+        comms: Vec<InProcess>,
+        wrap: &dyn Fn(InProcess) -> Box<dyn Comm>,
+        mut lowered: Lowered,
+        options: &CompileOptions,
+    ) -> Result<World, TrainError> {
         options.device.check_ranks()?;
-        let mut lowered = Lowered::of(graph, hardware, options)?;
         let ties = comms.first().map_or(Ties::Alone, |comm| Ties::Threads(comm.monitor()));
         let mut engines = Vec::with_capacity(comms.len());
         for (rank, comm) in comms.into_iter().enumerate() {
-            let device = options.device.open_rank(&lowered.hardware, wrap(comm.clone()))?;
+            let device = options.device.open_rank(lowered.hardware(), wrap(comm.clone()))?;
             let compiled = lowered.for_rank(rank, Peers::of(Box::new(comm)))?;
             engines.push(load(device, compiled, options)?);
         }
@@ -140,11 +148,12 @@ impl World {
         };
         let Joined { rank, device, mut peers, free_bytes } = joined;
         let given = options.micro_batch.map_or(0, |rows| rows as u64);
-        let all = peers.gather(&[free_bytes, given])?;
-        let least_bytes = usable_bytes(all.iter().map(|words| words[0]).min().unwrap_or(0));
+        let local_rank = member.local_rank() as u64;
+        let all = peers.gather(&[free_bytes, given, local_rank])?;
+        let limit_bytes = joined::limit_bytes(options.device, &all);
         let micro_batch = Some(all[0][1] as usize).filter(|&rows| rows > 0);
         let options = CompileOptions {
-            memory_limit_bytes: options.memory_limit_bytes.or(Some(least_bytes)),
+            memory_limit_bytes: options.memory_limit_bytes.or(Some(limit_bytes)),
             micro_batch,
             ..options.clone()
         };
@@ -292,71 +301,6 @@ impl World {
         let at = errors.iter().position(|(rank, _)| *rank == culprit as usize).unwrap_or(0);
         let (rank, source) = errors.swap_remove(at);
         Err(TrainError::Rank { rank, world_size, source: Box::new(source) })
-    }
-}
-
-/// Results of a plan before compilation.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Predicted {
-    /// Least time of a step, in seconds.
-    pub(crate) step_s: f64,
-    /// Sequences of a micro-batch, and of an evaluation.
-    pub(crate) rows: usize,
-}
-
-/// A plan for the ranks of a world, and the programs of the requested classes.
-struct Lowered {
-    graph: Graph,
-    hardware: Hardware,
-    catalog: Catalog,
-    target: Target,
-    planned: Planned,
-    /// Programs of the first rank of each class, for training and evaluation.
-    classes: Vec<(Planned, Program)>,
-}
-
-impl Lowered {
-    fn of(
-        graph: Graph,
-        hardware: Hardware,
-        options: &CompileOptions,
-    ) -> Result<Lowered, TrainError> {
-        let mut target = options.device.target(&hardware)?;
-        if !options.parallel.is_single() {
-            target = options.device.among_ranks(target);
-        }
-        let catalog = options.device.catalog();
-        let planned = planned(&graph, &hardware, options, catalog.as_ref(), &target)?;
-        Ok(Lowered { graph, hardware, catalog, target, planned, classes: Vec::new() })
-    }
-
-    /// Returns the programs and data to load for a rank.
-    fn for_rank(&mut self, rank: usize, peers: Peers) -> Result<Compiled, TrainError> {
-        let Lowered { graph, hardware, catalog, target, planned, classes } = self;
-        let (catalog, parallel) = (&**catalog, planned.plan.parallel);
-        let ranks = parallel.ranks(rank);
-        let is_alike = |(first, _): &&(Planned, Program)| {
-            parallel.class(first.program.rank as usize) == parallel.class(rank)
-        };
-        let compiled = classes.iter().find(is_alike).cloned();
-        let (of_class, evaluation) = match compiled {
-            Some(compiled) => compiled,
-            None => {
-                let planned = planned.of_rank(rank, graph, catalog, target)?;
-                let Planned { plan, program, .. } = &planned;
-                let target = target.clone().as_rank(ranks.clone());
-                let evaluation = lower_evaluation(graph, plan, program, catalog, &target)?;
-                classes.push((planned.clone(), evaluation.clone()));
-                (planned, evaluation)
-            }
-        };
-        Ok(Compiled {
-            graph: graph.clone(),
-            hardware: hardware.clone(),
-            evaluation: evaluation.for_rank(ranks),
-            planned: of_class.of_rank(rank, graph, catalog, target)?,
-            peers,
-        })
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::DataError;
 use super::chat::Chat;
@@ -27,7 +28,7 @@ pub struct Tokenizer {
 #[derive(Clone)]
 enum Kind {
     Bytes,
-    HuggingFace(Box<HuggingFace>),
+    HuggingFace(Arc<HuggingFace>),
 }
 
 #[derive(Clone)]
@@ -118,7 +119,7 @@ impl Tokenizer {
         hasher.update(&separator.map_or([0xff; 8], |id| u64::from(id).to_le_bytes()));
         let name = format!("`{}`", path.display());
         Ok(Self {
-            kind: Kind::HuggingFace(Box::new(HuggingFace {
+            kind: Kind::HuggingFace(Arc::new(HuggingFace {
                 cuts: Cuts::of(&inner),
                 inner,
                 path: path.to_owned(),

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::files::{self, ModelFiles, TokensOf};
 use super::tensors::Tensors;
-use crate::{ModelSource, Settings, TrainError};
+use crate::{ModelSource, Settings, TrainError, open_tokenizer};
 
 /// Subfolder of a run's output folder for [`ModelFiles`].
 pub const KEPT: &str = "model";
@@ -85,7 +85,8 @@ pub(super) fn export_opened(
         let beside = Some(kept.join(files::TOKENIZER)).filter(|path| path.is_file());
         let tokenizer = options.tokenizer.as_ref().or(settings.tokenizer.as_ref());
         let tokenizer = tokenizer.or(beside.as_ref()).map(PathBuf::as_path);
-        ModelFiles::of(tensors.model(), TokensOf::run(tokenizer, kept.is_dir()))?
+        let opened = open_tokenizer(tokenizer)?;
+        ModelFiles::of(tensors.model(), TokensOf::run(tokenizer, &opened, kept.is_dir()))?
     };
     if let Some(path) = &options.config {
         files.set_config(read_config(path)?);

@@ -32,22 +32,31 @@ fn all() -> impl Iterator<Item = &'static str> {
 }
 
 /// Tokenizer of a run's tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub enum TokensOf<'a> {
     /// Bytes.
     Bytes,
     /// The tokens of a `tokenizer.json`.
-    File(&'a Path),
+    File {
+        /// The file.
+        path: &'a Path,
+        /// The tokenizer in the file.
+        tokenizer: &'a Tokenizer,
+    },
     /// Token files without a known tokenizer.
     Unknown,
 }
 
 impl<'a> TokensOf<'a> {
     /// Tokenizer of a run with an optional `tokenizer.json`, on token files or on text.
-    pub fn run(tokenizer: Option<&'a Path>, has_token_files: bool) -> TokensOf<'a> {
-        match tokenizer {
+    pub fn run(
+        file: Option<&'a Path>,
+        tokenizer: &'a Tokenizer,
+        has_token_files: bool,
+    ) -> TokensOf<'a> {
+        match file {
             Some(path) if path.as_os_str() == BYTES => TokensOf::Bytes,
-            Some(path) => TokensOf::File(path),
+            Some(path) => TokensOf::File { path, tokenizer },
             None if has_token_files => TokensOf::Unknown,
             None => TokensOf::Bytes,
         }
@@ -88,7 +97,7 @@ impl ModelFiles {
     pub fn of(model: &ModelSource, tokens: TokensOf<'_>) -> Result<ModelFiles, TrainError> {
         let mut files = BTreeMap::new();
         let separator = match tokens {
-            TokensOf::File(path) => add_tokenizer(path, &mut files)?,
+            TokensOf::File { path, tokenizer } => add_tokenizer(path, tokenizer, &mut files)?,
             TokensOf::Unknown => None,
             TokensOf::Bytes => {
                 files.insert(TOKENIZER.to_string(), pretty(&byte_tokenizer()));
@@ -97,14 +106,14 @@ impl ModelFiles {
             }
         };
         let has_own_ids = match tokens {
-            TokensOf::File(path) => model.fits_tokenizer(Some(path)),
+            TokensOf::File { path, .. } => model.fits_tokenizer(Some(path)),
             TokensOf::Bytes => model.own_tokenizer().is_none(),
             TokensOf::Unknown => true,
         };
         if let Some((mut config, is_own)) = model.config_json() {
             if let (false, Some(object)) = (is_own && has_own_ids, config.as_object_mut()) {
                 // Byte 0 separates documents, so it also begins a document.
-                let begin = separator.filter(|_| tokens == TokensOf::Bytes);
+                let begin = separator.filter(|_| matches!(tokens, TokensOf::Bytes));
                 object.insert("bos_token_id".to_string(), json!(begin));
                 object.insert("eos_token_id".to_string(), json!(separator));
                 let generation = json!({"bos_token_id": begin, "eos_token_id": separator});
@@ -197,11 +206,10 @@ fn pretty(value: &Value) -> Vec<u8> {
 /// Adds a tokenizer with its accompanying files; returns the token that separates documents.
 fn add_tokenizer(
     path: &Path,
+    tokenizer: &Tokenizer,
     files: &mut BTreeMap<String, Vec<u8>>,
 ) -> Result<Option<u32>, TrainError> {
-    let text = read(path)?;
-    let tokenizer = Tokenizer::from_bytes(path, &text)?;
-    files.insert(TOKENIZER.to_string(), text);
+    files.insert(TOKENIZER.to_string(), read(path)?);
     for name in BESIDE_TOKENIZER {
         let beside = path.with_file_name(name);
         if beside.is_file() {

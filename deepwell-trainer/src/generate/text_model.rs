@@ -149,8 +149,8 @@ impl TextModel {
                 hint: Some("`deepwell train --model` trains it from fresh weights".to_string()),
             });
         }
-        let chosen = model.choose_tokenizer(options.tokenizer.as_deref(), &options.data)?;
-        let tokenizer = open_tokenizer(chosen.file.as_deref())?;
+        let named = options.tokenizer.as_deref();
+        let tokenizer = model.choose_tokenizer(named, &options.data)?.tokenizer;
         let special = SpecialTokens::of_model(&model, options.tokenizer.as_deref())?;
         let precision = options.precision.clone().unwrap_or_else(|| "bf16".to_string());
         let policy = PrecisionPolicy::preset(&precision)?;

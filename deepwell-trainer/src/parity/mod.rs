@@ -59,7 +59,7 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
     // Reject all invalid settings before the first run starts.
     let model = settings.model_source()?;
     model.check_trainable(settings.train_frozen)?;
-    let tokenizer_note = settings.resolve_tokenizer(&model)?;
+    let chosen = settings.resolve_tokenizer(&model)?;
     let graph = model.capture(Some(settings.seq_len))?;
     let policy = settings.precision_policy()?;
     let (_, tensors) = deepwell_ir::apply_precision(&graph, &policy)?;
@@ -68,12 +68,12 @@ pub fn run(options: &ParityOptions, stop: &Arc<AtomicBool>) -> Result<ParityRepo
     let options = &options;
     let settings = &options.settings;
     let mut console = Console::new("parity", settings.steps);
-    for remark in model.notes().remarks.iter().chain(&tokenizer_note) {
+    for remark in model.notes().remarks.iter().chain(&chosen.note) {
         Progress::note(&mut console, &format!("note: {remark}"));
     }
     let origin = model.weights_origin(settings.seed);
     Progress::note(&mut console, &format!("weights  {origin}"));
-    let dataset = open_data(settings, &mut console)?;
+    let dataset = open_data(settings, chosen.tokenizer, &mut console)?;
     let tokens = dataset.tokens();
     tokens.check_vocab(model.vocab_size() as u64)?;
     let windows = HeldoutWindows::new(

@@ -30,9 +30,9 @@ impl<'a> Compiled<'a> {
         prepared: Prepared<'a>,
         progress: &mut dyn Progress,
     ) -> Result<Compiled<'a>, TrainError> {
-        let Prepared { mut run, graph, hardware, compile_options, planning_bytes } = prepared;
+        let Prepared { mut run, lowered, compile_options, planning_bytes } = prepared;
         let member = run.request.member;
-        let machine = MachineFacts::of(&hardware, &run.settings);
+        let machine = MachineFacts::of(lowered.hardware(), &run.settings);
         // Start the pool's threads before taking the baseline.
         rayon::broadcast(|_| ());
         // Memory left over from planning counts as memory of compilation.
@@ -48,8 +48,12 @@ impl<'a> Compiled<'a> {
             );
         }
         let mut world = match member {
-            None => World::compile(graph, hardware, &compile_options)?,
-            Some(member) => World::join(member, graph, hardware, &compile_options)?,
+            None => World::of_lowered(lowered, &compile_options)?,
+            Some(member) => {
+                // The ranks agree on a memory limit and a micro-batch, and plan with both.
+                let (graph, hardware) = lowered.into_inputs();
+                World::join(member, graph, hardware, &compile_options)?
+            }
         };
         if run.request.options.ends_stuck_process {
             world.end_process_when_stuck();

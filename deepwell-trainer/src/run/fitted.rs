@@ -75,7 +75,8 @@ fn open(
     let fingerprint = Fingerprint::of(world.first(), settings, dataset.tokens(), sources);
     let opened = match &run.folder {
         Some(folder) => {
-            let tokens = TokensOf::run(settings.tokenizer.as_deref(), dataset.has_token_files());
+            let file = settings.tokenizer.as_deref();
+            let tokens = TokensOf::run(file, &run.tokenizer, dataset.has_token_files());
             let kept = settings.out.join(export::KEPT);
             // A resumed run has these files; nothing is changed before the folder is known to hold
             // this run.

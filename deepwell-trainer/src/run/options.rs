@@ -1,9 +1,9 @@
 //! Options of a run, and its data.
 
-use crate::data::{DataOptions, Dataset};
+use crate::data::{DataOptions, Dataset, Tokenizer};
 use crate::progress::Progress;
 use crate::run_folder::Start;
-use crate::{Settings, TrainError, open_tokenizer};
+use crate::{Settings, TrainError};
 
 /// Options of a run that are not settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,16 +17,20 @@ pub struct RunOptions {
     pub ends_stuck_process: bool,
 }
 
-/// Opens the data of a run.
+/// Opens the data of a run, text by the run's tokenizer.
 ///
 /// # Errors
 /// The data cannot be used.
-pub fn open_data(settings: &Settings, progress: &mut dyn Progress) -> Result<Dataset, TrainError> {
+pub fn open_data(
+    settings: &Settings,
+    tokenizer: Tokenizer,
+    progress: &mut dyn Progress,
+) -> Result<Dataset, TrainError> {
     let options = DataOptions {
         inputs: settings.data.clone(),
         heldout_inputs: settings.eval_data.clone(),
         text_field: settings.text_field.clone(),
-        tokenizer: open_tokenizer(settings.tokenizer.as_deref())?,
+        tokenizer,
         cache_dir: settings.cache_dir.clone(),
         heldout_tokens_min: {
             let largest = settings.eval_tokens.max(settings.interim_eval_tokens());

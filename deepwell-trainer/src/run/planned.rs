@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use deepwell_ir::{Graph, mask_documents};
+use deepwell_ir::mask_documents;
 use deepwell_probe::Hardware;
 
 use crate::progress::Progress;
 use crate::run_folder::RunFolder;
+use crate::world::Lowered;
 use crate::{
-    AutoPrecision, CompileOptions, Documents, ModelSource, Settings, TrainError, World, elastic,
+    AutoPrecision, CompileOptions, Documents, ModelSource, Settings, TrainError, elastic,
     with_routers,
 };
 
@@ -16,13 +17,11 @@ use crate::{
 pub(super) struct Planned {
     /// With the degrees of parallelism of its ranks.
     pub(super) settings: Settings,
-    pub(super) graph: Graph,
+    pub(super) lowered: Lowered,
     /// Complete except for the end-of-document token, which depends on the data.
     pub(super) compile_options: CompileOptions,
     /// The choice of `--precision auto`; none without a choice.
     pub(super) auto_precision: Option<AutoPrecision>,
-    /// Sequences of an evaluation.
-    pub(super) rows: usize,
 }
 
 impl Planned {
@@ -89,7 +88,7 @@ impl Planned {
         let former = folder.and_then(RunFolder::micro_batch);
         let former = former.and_then(|former| elastic::micro_batch(&settings, former));
         let compile_options = options_of(&settings, former);
-        let planned = World::predict(graph.clone(), hardware.clone(), &compile_options)?;
-        Ok(Planned { settings, graph, compile_options, auto_precision, rows: planned.rows })
+        let lowered = Lowered::of(graph, hardware.clone(), &compile_options)?;
+        Ok(Planned { settings, lowered, compile_options, auto_precision })
     }
 }

@@ -2,18 +2,15 @@
 
 use std::sync::Arc;
 
-use deepwell_ir::Graph;
-use deepwell_probe::Hardware;
-
 use super::options::{RunOptions, open_data};
 use super::planned::Planned;
-use crate::data::Dataset;
+use crate::data::{Dataset, Tokenizer};
 use crate::fit::Batches;
 use crate::memory_sampler;
 use crate::progress::Progress;
 use crate::run_folder::{RunFolder, Start};
-use crate::world::Member;
-use crate::{AutoPrecision, CompileOptions, ModelSource, Settings, TrainError};
+use crate::world::{Lowered, Member};
+use crate::{AutoPrecision, ChosenTokenizer, CompileOptions, ModelSource, Settings, TrainError};
 
 /// What the caller asked for.
 #[derive(Clone, Copy)]
@@ -49,6 +46,8 @@ pub(super) struct Run<'a> {
     /// The settings with all that was left to the plan, the model or the ranks.
     pub(super) settings: Settings,
     pub(super) model: ModelSource,
+    /// The tokenizer of texts.
+    pub(super) tokenizer: Tokenizer,
     pub(super) dataset: Dataset,
     /// The output folder, on rank 0.
     pub(super) folder: Option<RunFolder>,
@@ -61,8 +60,7 @@ pub(super) struct Run<'a> {
 /// A run that can be compiled.
 pub(super) struct Prepared<'a> {
     pub(super) run: Run<'a>,
-    pub(super) graph: Graph,
-    pub(super) hardware: Hardware,
+    pub(super) lowered: Lowered,
     pub(super) compile_options: CompileOptions,
     /// Memory held since planning.
     pub(super) planning_bytes: u64,
@@ -91,54 +89,65 @@ impl<'a> Prepared<'a> {
             member.take_device(&mut settings, &hardware);
             member.wait_for_first()?;
         }
-        let model = open_model(&mut settings, progress)?;
+        let (model, tokenizer) = open_model(&mut settings, progress)?;
         // Report errors of the model, its ranks, the batch or memory before reading data.
         let held_before = memory_sampler::held_bytes(settings.device);
         let goes_on = request.goes_on();
-        let Planned { settings, graph, compile_options, auto_precision, rows } =
+        let Planned { settings, lowered, compile_options, auto_precision } =
             Planned::of(settings, &model, &hardware, claimed.as_ref(), goes_on, progress)?;
         let held_after = memory_sampler::held_bytes(settings.device);
         let planning_bytes = held_after.unwrap_or(0).saturating_sub(held_before.unwrap_or(0));
         let weights_origin = model.weights_origin(settings.seed);
         progress.note(&format!("weights  {weights_origin}"));
-        let dataset = open_data_of(&model, &settings, progress)?;
+        let dataset = open_data_of(&model, &settings, tokenizer.clone(), progress)?;
         let document_end = settings.documents.end(settings.tokenizer.is_some(), &dataset)?;
         let compile_options = CompileOptions { document_end, ..compile_options };
         // Ranks of several processes may yet have less memory, and smaller micro-batches.
-        let rows = if member.is_some() { 1 } else { rows };
+        let rows = if member.is_some() { 1 } else { lowered.rows() };
         Batches::new(&settings, dataset.tokens(), rows, document_end)?;
         let folder = match request.is_first() {
             true => Some(claimed.map_or_else(claim, Ok)?),
             false => None,
         };
-        let run = Run { request, settings, model, dataset, folder, auto_precision, weights_origin };
-        Ok(Prepared { run, graph, hardware, compile_options, planning_bytes })
+        let run = Run {
+            request,
+            settings,
+            model,
+            tokenizer,
+            dataset,
+            folder,
+            auto_precision,
+            weights_origin,
+        };
+        Ok(Prepared { run, lowered, compile_options, planning_bytes })
     }
 }
 
-/// Opens the model, and takes the model's tokenizer unless another one is set.
+/// Opens the model and a tokenizer: the model's own unless another one is set.
 fn open_model(
     settings: &mut Settings,
     progress: &mut dyn Progress,
-) -> Result<ModelSource, TrainError> {
+) -> Result<(ModelSource, Tokenizer), TrainError> {
     let model = settings.model_source()?;
     model.check_trainable(settings.train_frozen)?;
     for remark in &model.notes().remarks {
         progress.note(&format!("note: {remark}"));
     }
-    if let Some(note) = settings.resolve_tokenizer(&model)? {
+    let ChosenTokenizer { tokenizer, note, .. } = settings.resolve_tokenizer(&model)?;
+    if let Some(note) = note {
         progress.note(&format!("note: {note}"));
     }
-    Ok(model)
+    Ok((model, tokenizer))
 }
 
 /// Opens the data, and checks that the model has an embedding for every token.
 fn open_data_of(
     model: &ModelSource,
     settings: &Settings,
+    tokenizer: Tokenizer,
     progress: &mut dyn Progress,
 ) -> Result<Dataset, TrainError> {
-    let dataset = open_data(settings, progress)?;
+    let dataset = open_data(settings, tokenizer, progress)?;
     dataset.tokens().check_vocab(model.vocab_size() as u64)?;
     if let Some(note) = model.note_on_vocabulary(dataset.vocab_size()) {
         progress.note(&format!("note: {note}"));

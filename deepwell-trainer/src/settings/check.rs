@@ -70,8 +70,10 @@ fn check_values(settings: &Settings) -> Result<(), TrainError> {
         let (got, hint) = (value.to_string(), hint.map(str::to_string));
         return Err(TrainError::Setting { setting, expected: must.expected(), got, hint });
     }
-    // The ZeRO stage is invalid with any number of ranks.
+    // A ZeRO stage and a schedule may be invalid with any number of ranks.
     Parallel { zero: settings.zero, ..Parallel::default() }.check()?;
+    let schedule = settings.pipeline_schedule;
+    Parallel { schedule, pipeline: 2, ..Parallel::default() }.check()?;
     Ok(())
 }
 

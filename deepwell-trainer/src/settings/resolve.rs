@@ -3,7 +3,7 @@
 use deepwell_ir::PrecisionPolicy;
 use deepwell_probe::Hardware;
 
-use crate::{ModelSource, Settings, TrainError};
+use crate::{ChosenTokenizer, ModelSource, Settings, TrainError};
 
 impl Settings {
     /// Opens the named model.
@@ -14,14 +14,17 @@ impl Settings {
         ModelSource::open(&self.model)
     }
 
-    /// Uses the model's own tokenizer if none is named.
+    /// Opens the named tokenizer, or the model's own if none is named.
     ///
     /// # Errors
     /// As [`ModelSource::choose_tokenizer`].
-    pub fn resolve_tokenizer(&mut self, model: &ModelSource) -> Result<Option<String>, TrainError> {
+    pub fn resolve_tokenizer(
+        &mut self,
+        model: &ModelSource,
+    ) -> Result<ChosenTokenizer, TrainError> {
         let chosen = model.choose_tokenizer(self.tokenizer.as_deref(), &self.data)?;
-        self.tokenizer = chosen.file;
-        Ok(chosen.note)
+        self.tokenizer.clone_from(&chosen.file);
+        Ok(chosen)
     }
 
     /// Replaces [`Settings::AUTO`] by the name of a preset.

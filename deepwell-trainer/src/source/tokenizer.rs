@@ -37,12 +37,21 @@ pub fn open_tokenizer(setting: Option<&Path>) -> Result<Tokenizer, TrainError> {
 }
 
 /// The chosen tokenizer, with a note for the user.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct ChosenTokenizer {
+    /// The tokenizer, opened.
+    pub tokenizer: Tokenizer,
     /// The file, [`BYTES`] if requested, or none for bytes by default.
     pub file: Option<PathBuf>,
     /// A sentence for the user, if needed.
     pub note: Option<String>,
+}
+
+impl ChosenTokenizer {
+    /// Bytes by default.
+    fn bytes(note: Option<String>) -> ChosenTokenizer {
+        ChosenTokenizer { tokenizer: Tokenizer::bytes(), file: None, note }
+    }
 }
 
 impl ModelSource {
@@ -90,21 +99,23 @@ impl ModelSource {
     /// `inputs` are the data: token files need no tokenizer.
     ///
     /// # Errors
-    /// No `tokenizer.json` for a model whose weights have another vocabulary than bytes, or a
-    /// tokenizer in an unsupported form.
+    /// No `tokenizer.json` for a model whose weights have another vocabulary than bytes, a tokenizer
+    /// in an unsupported form, or a file that is no tokenizer.
     pub fn choose_tokenizer(
         &self,
         named: Option<&Path>,
         inputs: &[PathBuf],
     ) -> Result<ChosenTokenizer, TrainError> {
         if let Some(named) = named {
-            let note = self.note_on_named(named);
-            return Ok(ChosenTokenizer { file: Some(named.to_path_buf()), note });
+            let (tokenizer, note) = (open_tokenizer(Some(named))?, self.note_on_named(named));
+            return Ok(ChosenTokenizer { tokenizer, file: Some(named.to_path_buf()), note });
         }
         if let Some(model_file) = self.own_tokenizer() {
             return match Tokenizer::from_file(&model_file) {
-                Ok(_) => Ok(ChosenTokenizer { file: Some(model_file), note: None }),
-                Err(_) if are_token_files(inputs) => Ok(ChosenTokenizer::default()),
+                Ok(tokenizer) => {
+                    Ok(ChosenTokenizer { tokenizer, file: Some(model_file), note: None })
+                }
+                Err(_) if are_token_files(inputs) => Ok(ChosenTokenizer::bytes(None)),
                 Err(error) => Err(error.into()),
             };
         }
@@ -115,7 +126,7 @@ impl ModelSource {
             let note = (has_weights && !are_token_files(inputs)).then(|| {
                 format!("`{}` has no {FILE} and 256 tokens: bytes are its tokens", self.name())
             });
-            return Ok(ChosenTokenizer { file: None, note });
+            return Ok(ChosenTokenizer::bytes(note));
         }
         if other.is_none() && self.exported().is_some() {
             // An archive has no place for a tokenizer.
@@ -124,7 +135,7 @@ impl ModelSource {
                 self.name(),
                 self.vocab_size()
             );
-            return Ok(ChosenTokenizer { file: None, note: Some(note) });
+            return Ok(ChosenTokenizer::bytes(Some(note)));
         }
         let (got, convert) = match &other {
             Some((path, form)) => (

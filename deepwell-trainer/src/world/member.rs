@@ -71,6 +71,11 @@ impl Member {
         self.launched.world_size as usize
     }
 
+    /// Index among the ranks of the same machine.
+    pub(crate) fn local_rank(&self) -> usize {
+        self.launched.local_rank
+    }
+
     /// Selects this rank's GPU: the GPU of the settings plus the local rank. If the launcher shows
     /// each process a single GPU, the launcher has selected it. CPUs are shared.
     pub(crate) fn take_device(&self, settings: &mut Settings, hardware: &Hardware) {

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 
 use deepwell_ir::capture::{LlamaConfig, capture_for_sequence};
 use deepwell_precision::PrecisionPolicy;
+use deepwell_trainer::data::Tokenizer;
 use deepwell_trainer::metrics::StepLine;
 use deepwell_trainer::run::{RunOptions, open_data, run};
 use deepwell_trainer::{CompileOptions, Progress, Settings, Start, Trainer, compile};
@@ -130,7 +131,7 @@ fn a_record_without_a_step_is_taken_back() {
         let options = CompileOptions::new(PrecisionPolicy::bf16(), seq_len, settings.batch_size);
         let mut engine = compile(graph, deepwell_probe::probe(), &options).expect("an engine");
         engine.initialize(0).expect("weights");
-        let data = open_data(&settings, &mut ()).expect("data");
+        let data = open_data(&settings, Tokenizer::bytes(), &mut ()).expect("data");
         Trainer::from_engine(engine, settings, Arc::clone(data.tokens()))
     };
     let mut too_long = trainer(30_000);
