@@ -1,10 +1,10 @@
 //! What the pass makes of attention for ranks that have a part of each sequence each.
 
-use deepwell_ir::capture::{Gpt2Config, LlamaConfig, capture, capture_gpt2};
-use deepwell_ir::ops::{CollectiveKind, KeySource, Zigzag};
+use deepwell_ir::capture::{Gpt2Config, LlamaConfig, ModelFamily, capture, capture_gpt2};
+use deepwell_ir::ops::{AttentionHeads, CollectiveKind, KeySource, PartPlaces, Zigzag, seen_keys};
 use deepwell_ir::{
     Graph, GroupId, Node, Op, Phase, PrecisionPolicy, Recompute, apply_precision, context_parallel,
-    differentiate, recompute,
+    differentiate, mask_documents, recompute,
 };
 
 fn graph(rule: Recompute) -> Graph {
@@ -74,6 +74,69 @@ fn what_is_computed_again_goes_around_again() {
     assert!(backward.starts_with("k>1 v>1 Own Later merge k>1 v>1 Own'"), "{backward}");
 }
 
+/// Over all steps a query sees the keys of its window in the whole sequence, each once.
+#[test]
+fn windows_of_parts_are_those_of_the_sequence() {
+    for (ranks, chunk) in [(1, 4), (2, 1), (2, 8), (3, 5)] {
+        let (seq, own) = (2 * ranks * chunk, 2 * chunk);
+        for window in [1, 2, chunk, chunk + 1, own, seq - 1, seq, 2 * seq] {
+            let heads =
+                AttentionHeads { causal: true, window: Some(window), ..AttentionHeads::default() };
+            for place in 0..ranks {
+                let queries = Zigzag { place, ranks };
+                for token in 0..own {
+                    let position = queries.position(token, own);
+                    let mut seen = Vec::new();
+                    for step in 0..ranks {
+                        let source = match step {
+                            0 => KeySource::Own,
+                            step if step <= place => KeySource::Earlier,
+                            _ => KeySource::Later,
+                        };
+                        let places = PartPlaces { queries, keys: (place + ranks - step) % ranks };
+                        let keys = seen_keys(&heads, source, Some(places), token, own);
+                        seen.extend(keys.map(|key| places.key_tokens().position(key, own)));
+                    }
+                    seen.sort_unstable();
+                    let expected: Vec<usize> =
+                        ((position + 1).saturating_sub(window)..=position).collect();
+                    assert_eq!(seen, expected, "{window} at {position} of {ranks} x {chunk}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn parts_with_windows_have_places() {
+    let micro = LlamaConfig::preset("llama-micro").expect("a preset");
+    let (family, sliding_window) = (ModelFamily::Mistral, Some(9));
+    let config = LlamaConfig { family, sliding_window, num_layers: 2, ..micro };
+    let graph = differentiate(&capture(&config).expect("a graph")).expect("a derivative");
+    let graph = apply_precision(&graph, &PrecisionPolicy::bf16()).expect("precision").0;
+    let queries = Zigzag { place: 1, ranks: 3 };
+    let part = context_parallel(&graph, (GroupId(0), queries)).expect("a part");
+    let mut counts = [0; 2];
+    let mut check = |heads: &AttentionHeads, keys, places: Option<PartPlaces>, is_back: bool| {
+        assert_eq!(heads.window, config.sliding_window);
+        let expected = match keys {
+            KeySource::Own => 1,
+            KeySource::Earlier => 0,
+            KeySource::Later => 2,
+        };
+        assert_eq!(places, Some(PartPlaces { queries, keys: expected }));
+        counts[usize::from(is_back)] += 1;
+    };
+    for node in &part.nodes {
+        match &node.op {
+            Op::AttentionPart(op) => check(&op.heads, op.keys, op.places, false),
+            Op::AttentionPartBackward(op) => check(&op.heads, op.keys, op.places, true),
+            _ => {}
+        }
+    }
+    assert_eq!(counts, [3 * config.num_layers; 2]);
+}
+
 /// Each token of a sequence is one rank's, and all ranks have equally many scores.
 #[test]
 fn parts_are_the_sequence_and_equal_in_work() {
@@ -115,7 +178,8 @@ fn what_wants_whole_sequences_is_refused() {
         assert!(error.contains(expected), "{error}");
     };
     let llama = |name| capture(&LlamaConfig::preset(name).expect("a preset")).expect("a graph");
-    check(&llama("gpt-oss-20b"), "for 2 context-parallel ranks: expected attention that sees all");
+    let documents = mask_documents(&llama("llama-micro")).expect("documents");
+    check(&documents, "for 2 context-parallel ranks: expected joined ones, as a rank has parts");
     let gpt2 = capture_gpt2(&Gpt2Config::preset("gpt2").expect("a preset")).expect("a graph");
     check(&gpt2, "expected rotary positions, which a rank has of its own tokens, got a table of");
 }

@@ -24,6 +24,7 @@ const ATTENTIONS: [AttentionShape; 2] = [
         scale: 0.125,
         causal: true,
         keys: KeySource::Own,
+        places: None,
         window: None,
     },
     AttentionShape {
@@ -36,6 +37,7 @@ const ATTENTIONS: [AttentionShape; 2] = [
         scale: 0.125,
         causal: true,
         keys: KeySource::Own,
+        places: None,
         window: None,
     },
 ];

@@ -130,7 +130,7 @@ impl AttentionHeads {
     }
 
     /// Operand names, including sinks and documents only if used.
-    fn names(&self, names: &[&'static str]) -> Vec<&'static str> {
+    pub(super) fn names(&self, names: &[&'static str]) -> Vec<&'static str> {
         let sinks = self.sinks.then_some("sinks");
         names.iter().copied().chain(sinks).chain(self.documents.then_some("documents")).collect()
     }

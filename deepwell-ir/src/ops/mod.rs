@@ -61,7 +61,8 @@ pub use capacity::{capacity, capacity_sizes_rows};
 pub use cast::Cast;
 pub use collective::{Collective, CollectiveKind, Reduction};
 pub use context::{
-    AttentionPart, AttentionPartBackward, KeySource, MergeAttention, RopeOfPart, Zigzag,
+    AttentionPart, AttentionPartBackward, KeySource, MergeAttention, PartPlaces, RopeOfPart,
+    Zigzag, seen_keys,
 };
 pub use dequantize::Dequantize;
 pub use dispatch::{Dispatch, GroupedRows, RowsOf};

@@ -8,12 +8,16 @@
 //! rank adds its contribution in FP32. After the last step, one more shift returns the gradients to
 //! the rank of the keys. The order of summation is therefore fixed, independent of timing.
 //!
+//! Windows are distances of positions, so a part with a window knows the places of both ranks. The
+//! part of a rank's own keys has the sinks, which count once in each row.
+//!
 //! All other ops work token by token, so a graph of a shorter sequence describes them. This pass
 //! changes only attention and rotary positions, after precision is applied.
 
 use crate::ops::{
     Add, Attention, AttentionBackward, AttentionHeads, AttentionPart, AttentionPartBackward, Cast,
-    Collective, CollectiveKind, KeySource, MergeAttention, RopeBackward, RopeOfPart, Zigzag,
+    Collective, CollectiveKind, KeySource, MergeAttention, PartPlaces, RopeBackward, RopeOfPart,
+    Zigzag,
 };
 use crate::{DType, Graph, GroupId, IrError, Node, Op, TensorId};
 
@@ -22,8 +26,7 @@ use crate::{DType, Graph, GroupId, IrError, Node, Op, TensorId};
 ///
 /// # Errors
 /// [`IrError::Invalid`] for an op that needs a whole sequence on one rank: attention that is not
-/// causal or has windows, sinks or documents, a position table, a router's auxiliary loss, a
-/// capacity.
+/// causal or has documents, a position table, a router's auxiliary loss, a capacity.
 pub fn context_parallel(graph: &Graph, (group, part): (GroupId, Zigzag)) -> Result<Graph, IrError> {
     let nodes = Vec::with_capacity(graph.nodes.len());
     let mut ring = Ring { graph: Graph { nodes, ..graph.clone() }, group, part };
@@ -55,12 +58,6 @@ struct Ring {
 
 /// The unsupported property of an attention op and what is expected, separated by `: `.
 fn unsupported_heads(heads: &AttentionHeads) -> Option<&'static str> {
-    if heads.window.is_some() {
-        return Some("windows: attention that sees all tokens before");
-    }
-    if heads.sinks {
-        return Some("sinks: attention without, as each rank would count one");
-    }
     if heads.documents {
         return Some("documents told apart: joined ones, as a rank has parts of two places");
     }
@@ -110,6 +107,14 @@ impl Ring {
             step if step <= self.part.place => KeySource::Earlier,
             _ => KeySource::Later,
         }
+    }
+
+    /// Heads and places of the part of a step.
+    fn part_of(&self, heads: &AttentionHeads, step: usize) -> (AttentionHeads, Option<PartPlaces>) {
+        let Zigzag { place, ranks } = self.part;
+        let keys = (place + ranks - step) % ranks;
+        let places = heads.window.map(|_| PartPlaces { queries: self.part, keys });
+        (AttentionHeads { sinks: heads.sinks && step == 0, ..heads.clone() }, places)
     }
 
     /// Adds a node like `like` and returns the outputs.
@@ -162,8 +167,10 @@ impl Ring {
             let is_last = step + 1 == self.part.ranks;
             // Shift before attention, so that both can overlap.
             let next = if is_last { keys } else { self.shift_both(node, keys, step)? };
-            let part = AttentionPart { heads: op.heads.clone(), keys: self.source(step) };
-            let inputs = [q, keys[0], keys[1]];
+            let (heads, places) = self.part_of(&op.heads, step);
+            let sinks = heads.sinks.then(|| node.inputs[3]);
+            let inputs: Vec<TensorId> = [q, keys[0], keys[1]].into_iter().chain(sinks).collect();
+            let part = AttentionPart { heads, keys: self.source(step), places };
             parts.extend(self.push(node, &format!("part.{step}"), part, &inputs, None)?);
             keys = next;
         }
@@ -174,15 +181,14 @@ impl Ring {
     }
 
     fn backward(&mut self, node: &Node, op: &AttentionBackward) -> Result<(), IrError> {
-        let mut inputs = node.inputs.clone();
+        let mut inputs = node.inputs[..6].to_vec();
         let mut of_queries: Option<TensorId> = None;
         let mut of_keys: Option<[TensorId; 2]> = None;
         for step in 0..self.part.ranks {
             let is_last = step + 1 == self.part.ranks;
             let keys = [inputs[2], inputs[3]];
             let next = if is_last { keys } else { self.shift_both(node, keys, step)? };
-            let part = AttentionPartBackward { heads: op.heads.clone(), keys: self.source(step) };
-            let made = self.push(node, &format!("part.{step}"), part, &inputs, None)?;
+            let made = self.backward_part(node, op, step, &inputs)?;
             (inputs[2], inputs[3]) = (next[0], next[1]);
             of_queries = Some(match of_queries {
                 None => made[0],
@@ -211,6 +217,31 @@ impl Ring {
             of_keys = Some(sums);
         }
         Ok(())
+    }
+
+    /// Adds the part of a step; returns its gradients of queries, keys and values.
+    fn backward_part(
+        &mut self,
+        node: &Node,
+        op: &AttentionBackward,
+        step: usize,
+        inputs: &[TensorId],
+    ) -> Result<Vec<TensorId>, IrError> {
+        let (heads, places) = self.part_of(&op.heads, step);
+        let part = AttentionPartBackward { heads, keys: self.source(step), places };
+        let without_sinks = AttentionHeads { sinks: false, ..part.heads.clone() };
+        let without_sinks = AttentionPartBackward { heads: without_sinks, ..part.clone() };
+        let name = format!("{}.part.{step}", node.name);
+        let mut made = self.graph.node_beside(node, &name, without_sinks, inputs, None)?;
+        let gradients = made.outputs.clone();
+        if part.heads.sinks {
+            // The gradient of the sinks is a tensor of the graph.
+            made.inputs.push(node.inputs[6]);
+            made.outputs.push(node.outputs[3]);
+            made.op = part.into();
+        }
+        self.graph.nodes.push(made);
+        Ok(gradients)
     }
 
     fn sum(

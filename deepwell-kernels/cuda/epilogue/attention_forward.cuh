@@ -116,9 +116,12 @@ struct Place {
     uint32 first_token;  // of its sequence, in the batch
 };
 
-template <typename Out>
+template <bool kPart, typename Out>
 __device__ __forceinline__ int first_seen(const Arguments<Out>& arguments, uint32 first_token,
                                           int query) {
+    if constexpr (kPart) {
+        return arguments.part.first_in_window(query, static_cast<int32>(arguments.seq));
+    }
     const SeenKeys seen_keys{arguments.documents, static_cast<int32>(arguments.seq),
                              static_cast<int32>(arguments.window)};
     return seen_keys.first_seen(first_token, query);
@@ -165,8 +168,8 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
     constexpr int kRowBytes = HeadTile<kHeadDim>::kRowBytes;
     constexpr int kStageKeys = Tiles::kStageKeys;
     constexpr int kValueElements = HeadTile<kHeadDim>::kValueElements;
-    // Kernels for a part of the keys support neither windows nor documents.
-    constexpr bool kWindows = kExtended && !kPart;
+    // Kernels for a part of the keys support no documents.
+    constexpr bool kWindows = kExtended;
     extern __shared__ __align__(1024) uint8 shared_memory[];
 
     const uint32 tiles = tiles_of(arguments.seq);
@@ -190,7 +193,7 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
     // First key of the first stage with a key that any query of the tile sees.
     const uint32 first_token = kWindows ? place.first_token : 0;
     const int first_stage =
-        kWindows ? max(0, first_seen(arguments, first_token, first_query)) / kStageKeys *
+        kWindows ? max(0, first_seen<kPart>(arguments, first_token, first_query)) / kStageKeys *
                         kStageKeys
                   : 0;
 
@@ -273,7 +276,7 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
         }
         // The chunk precedes the windows or documents of all queries of this warp.
         if (kWindows &&
-            key + Tiles::kChunkKeys <= first_seen(arguments, first_token, query_here)) {
+            key + Tiles::kChunkKeys <= first_seen<kPart>(arguments, first_token, query_here)) {
             continue;
         }
         const uint32 chunk_keys = keys + key % (2 * kStageKeys) * kRowBytes;
@@ -287,7 +290,7 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
         }
         if (key + Tiles::kChunkKeys > all_see ||
             (kWindows &&
-             key < first_seen(arguments, first_token, query_here + kM * 16 - 1))) {
+             key < first_seen<kPart>(arguments, first_token, query_here + kM * 16 - 1))) {
 #pragma unroll
             for (int m = 0; m < kM; ++m) {
 #pragma unroll
@@ -299,7 +302,7 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
                     // Number of these keys that precede the row's window or document.
                     const int passed =
                         kWindows
-                            ? first_seen(arguments, first_token, query) - key - lane % 4 * 2
+                            ? first_seen<kPart>(arguments, first_token, query) - key - lane % 4 * 2
                             : 0;
 #pragma unroll
                     for (int n = 0; n < 2 * kN; ++n) {
@@ -358,7 +361,7 @@ __device__ __forceinline__ void attend(const Arguments<Out>& arguments) {
         }
     }
 
-    if (kPart && keys_seen == 0) {
+    if (kPart && first_stage >= keys_seen) {
         // Wait for the copies of the first stage, as the loop did not run.
         cp_async_wait<0>();
     }

@@ -94,11 +94,19 @@ struct AttentionGradients {
     const int32* documents;  // [batch * seq, 2], or null
     SeenPart part;           // of kernels for a part of the keys
 
+    template <bool kPart>
     __device__ __forceinline__ int first_seen(uint32 first_token, int query) const {
+        if constexpr (kPart) {
+            return part.first_in_window(query, static_cast<int32>(seq));
+        }
         return seen_keys().first_seen(first_token, query);
     }
 
+    template <bool kPart>
     __device__ __forceinline__ int last_seeing(uint32 first_token, int key) const {
+        if constexpr (kPart) {
+            return part.last_with_window(key, static_cast<int32>(seq));
+        }
         return seen_keys().last_seeing(first_token, key);
     }
 

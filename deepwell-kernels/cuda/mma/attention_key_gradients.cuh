@@ -68,8 +68,12 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients<Out>
     constexpr int kN = Tiles::kChunkQueries / 16;
     constexpr int kRowBytes = Tiles::kRowBytes;
     constexpr int kValueElements = HeadTile<kHeadDim>::kValueElements;
-    // Kernels for a part of the keys support neither windows nor documents.
-    constexpr bool kWindows = kExtended && !kPart;
+    // Kernels for a part of the keys support no documents.
+    constexpr bool kWindows = kExtended;
+    // Of kernels with windows.
+    const auto last_seeing = [&](int key) {
+        return arguments.template last_seeing<kPart>(work->first_token, key);
+    };
     // Recompute cheap values in every iteration: the accumulators of 192 elements leave no
     // registers to keep them, nor do the accumulators of 128 elements with windows and documents.
     constexpr bool kAnew = kHeadDim > 128 || (kExtended && kHeadDim == 128);
@@ -98,9 +102,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients<Out>
     // Start at the last queries, which see all keys, so that concurrent CTAs read the same rows.
     const int first_tile = first_tile_of_work<kHeadDim, kPart>(arguments, work, causal);
     const int last_query =
-        kWindows ? min(seq - 1, arguments.last_seeing(work->first_token,
-                                                       first_key + Tiles::kBlockKeys - 1))
-                  : seq - 1;
+        kWindows ? min(seq - 1, last_seeing(first_key + Tiles::kBlockKeys - 1)) : seq - 1;
     int tile = last_query / Tiles::kStageQueries;
     uint32 in_group = 0;
     int slot = 0;
@@ -161,8 +163,7 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients<Out>
                 continue;
             }
             // Windows or documents of these queries begin after all keys of this warp.
-            if (kWindows && first_query > arguments.last_seeing(work->first_token,
-                                                                 warp_key + 16 * kM - 1)) {
+            if (kWindows && first_query > last_seeing(warp_key + 16 * kM - 1)) {
                 continue;
             }
             uint32 columns = stage_columns + chunk * kRowBytes;
@@ -179,8 +180,8 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients<Out>
             if ((causal && first_query < warp_key + 16 * kM - 1) ||
                 (kPart && (warp_key + 16 * kM > arguments.part.keys ||
                            first_query < arguments.part.first_query)) ||
-                (kWindows && first_query + Tiles::kChunkQueries - 1 >
-                                  arguments.last_seeing(work->first_token, warp_key))) {
+                (kWindows &&
+                 first_query + Tiles::kChunkQueries - 1 > last_seeing(warp_key))) {
 #pragma unroll
                 for (int m = 0; m < kM; ++m) {
                     int last[2] = {0, 0};
@@ -190,8 +191,9 @@ __device__ __forceinline__ void make_key_gradients(const AttentionGradients<Out>
                         for (int half = 0; half < 2; ++half) {
                             const int key = warp_key + 16 * m + lane_of_mask / 4 + 8 * half;
                             if constexpr (kWindows) {
-                                last[half] = arguments.last_seeing(work->first_token, key);
-                            } else {
+                                last[half] = last_seeing(key);
+                            }
+                            if constexpr (kPart) {
                                 first[half] = arguments.part.first_seeing(key, causal);
                             }
                         }

@@ -21,8 +21,11 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients<Ou
     constexpr int kM = Tiles::kQueryM;
     constexpr int kN = Tiles::kChunkKeys / 16;
     constexpr int kRowBytes = Tiles::kRowBytes;
-    // Kernels for a part of the keys support neither windows nor documents.
-    constexpr bool kWindows = kExtended && !kPart;
+    // Kernels for a part of the keys support no documents.
+    constexpr bool kWindows = kExtended;
+    const auto first_seen = [&](int query) {
+        return arguments.template first_seen<kPart>(work->first_token, query);
+    };
 
     const int seq = arguments.seq;
     const bool causal = arguments.causal != 0;
@@ -37,9 +40,7 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients<Ou
     const int stages = (keys_seen + Tiles::kStageKeys - 1) / Tiles::kStageKeys;
     // First stage with a key that any query of the tile sees.
     const int first_stage =
-        kWindows ? max(0, arguments.first_seen(work->first_token, first_query)) /
-                        Tiles::kStageKeys
-                  : 0;
+        kWindows ? max(0, first_seen(first_query)) / Tiles::kStageKeys : 0;
 
     const uint32 width = head_width<kHeadDim, kPadded>(arguments.head_dim);
     const uint32 query_stride = arguments.heads * width;
@@ -141,8 +142,7 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients<Ou
                 break;
             }
             // These keys precede the windows or documents of all queries of this warp.
-            if (kWindows && first_key + Tiles::kChunkKeys <=
-                                 arguments.first_seen(work->first_token, query_here)) {
+            if (kWindows && first_key + Tiles::kChunkKeys <= first_seen(query_here)) {
                 continue;
             }
             const uint32 keys = stage_columns + chunk * kRowBytes;
@@ -153,8 +153,7 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients<Ou
                 multiply_rows<kHeadDim, kM, kN>(p, queries, keys);
             }
             if (first_key + Tiles::kChunkKeys > all_see ||
-                (kWindows && first_key < arguments.first_seen(work->first_token,
-                                                               query_here + kM * 16 - 1))) {
+                (kWindows && first_key < first_seen(query_here + kM * 16 - 1))) {
 #pragma unroll
                 for (int m = 0; m < kM; ++m) {
                     int first[2] = {0, 0};
@@ -164,8 +163,9 @@ __device__ __forceinline__ void make_query_gradients(const AttentionGradients<Ou
                         for (int half = 0; half < 2; ++half) {
                             const int query = query_here + 16 * m + lane_here / 4 + 8 * half;
                             if constexpr (kWindows) {
-                                first[half] = arguments.first_seen(work->first_token, query);
-                            } else {
+                                first[half] = first_seen(query);
+                            }
+                            if constexpr (kPart) {
                                 seen[half] = keys_of(query);
                             }
                         }

@@ -22,8 +22,8 @@ pub(crate) struct Degrees {
     #[serde(rename = "tensor")]
     pub(crate) tp: Option<usize>,
     /// Context-parallel ranks, which split each sequence (ring attention); combines with all other
-    /// degrees; not for models with attention windows, sinks, position tables, expert capacities or
-    /// router losses [default: 1]
+    /// degrees; not for models with position tables, expert capacities or router losses, nor for
+    /// separate documents [default: 1]
     #[arg(long, value_name = "RANKS")]
     #[serde(rename = "context")]
     pub(crate) cp: Option<usize>,

@@ -161,6 +161,9 @@ fn rings_train_as_one_rank_does() {
     );
     check("tied", "bf16", 8, &[context(2, data(2, 3))], &[]);
     check("experts", "f32", 8, &[expert(2, context(2, data(2, 0)))], &[]);
+    let ring = [context(4, single())];
+    check("windows and sinks", "f32", 4, &ring, &[context(2, data(2, 1))]);
+    check("windows and sinks", "bf16", 4, &[context(2, data(2, 0))], &ring);
 }
 
 /// Plants a fault in two steps of a layout; each row names a result that is then beyond the bound.

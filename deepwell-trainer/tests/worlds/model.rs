@@ -44,6 +44,8 @@ pub(crate) fn model(name: &str) -> Graph {
             let training = RouterTraining { balance: 0.05, z: 0.01, capacity_factor: None };
             return trained(&mixture, training);
         }
+        // Windows in every second layer that begin within a chunk of a sequence, and sinks.
+        "windows and sinks" => LlamaConfig { sliding_window: Some(5), ..preset("gpt-oss-micro") },
         // A rank adds up what some of its experts give a token.
         "four of eight" => four_of_eight(),
         // Nothing is dropped, and rows are sent.

@@ -4,7 +4,7 @@
 // architectures: sm_90a sm_100a sm_103a sm_120a
 //
 // dout, q, k, v, out BF16 and lse FP32 as in attention_backward.cu, with out and lse of attention
-// to all keys; dq, dk, dv FP32 of the shapes of q, k, v. `first_query` and `keys` as in
+// to all keys; dq, dk, dv FP32 of the shapes of q, k, v. `first_query`, `keys` and `window` as in
 // attention_part.cu: hidden rows and keys get zeros.
 #include "common/seen_part.cuh"
 #include "common/types.cuh"
@@ -18,12 +18,13 @@
             const float* lse, float* dq, float* dk, float* dv, RowStatistics* statistics,        \
             uint32* counters, uint32 seq, uint32 heads, uint32 kv_heads, uint32 batch,           \
             uint32 key_section, uint32 query_section, uint32 causal, float scale,                \
-            float scale_log2, uint32 head_dim, uint32 value_dim, int32 first_query,              \
-            int32 keys) {                                                                        \
+            float scale_log2, uint32 head_dim, uint32 value_dim, int32 first_query, int32 keys,  \
+            int32 window, int32 query_low, int32 query_high, int32 key_low, int32 key_high) {    \
         differentiate<kHeadDim, kPadded, kExtended, true>(AttentionGradients<float>{             \
             dout, q, k, v, out, lse, dq, dk, dv, statistics, counters, seq, heads, kv_heads,     \
             batch, key_section, query_section, causal, scale, scale_log2, head_dim, value_dim,   \
-            seq, nullptr, SeenPart{first_query, keys}});                                         \
+            seq, nullptr,                                                                        \
+            SeenPart{first_query, keys, window, query_low, query_high, key_low, key_high}});     \
     }
 
 DEEPWELL_ATTENTION_PART_BACKWARD(d16, 16, false, false)

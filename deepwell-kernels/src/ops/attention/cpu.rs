@@ -53,7 +53,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use deepwell_ir::ops::{AttentionHeads, KeySource};
+use deepwell_ir::ops::{AttentionHeads, KeySource, PartPlaces};
 
 use crate::runtime::cpu::element::Element;
 use crate::runtime::cpu::gemm::{self, ALIGNMENT, DataKind, GemmError, Operand, Tier};
@@ -94,8 +94,10 @@ pub struct AttentionShape {
     /// Number of tokens that a token sees, counting back from itself; all if `None`.
     pub window: Option<usize>,
     /// The rank whose keys these are. For another rank's keys the mask is by halves of the
-    /// sequence, without windows.
+    /// sequence.
     pub keys: KeySource,
+    /// Where queries and keys are in the whole sequence, for a window on several ranks.
+    pub places: Option<PartPlaces>,
 }
 
 impl AttentionShape {
@@ -182,7 +184,11 @@ impl AttentionShape {
 
     /// The first key that the query at `token` sees.
     fn first_seen(&self, token: usize, documents: Documents<'_>) -> usize {
-        let window = self.window.map_or(0, |window| (token + 1).saturating_sub(window));
+        let window = match (self.window, self.places) {
+            (Some(window), Some(places)) => places.first_in_window(token, window, self.seq),
+            (Some(window), None) => (token + 1).saturating_sub(window),
+            (None, _) => 0,
+        };
         window.max(documents.begin(token))
     }
 
@@ -433,11 +439,12 @@ impl<'a, T> SharedOutput<'a, T> {
 /// Translates a call's attributes to the kernel's shape.
 fn attention_shape(
     heads: &AttentionHeads,
-    keys: KeySource,
+    (keys, places): (KeySource, Option<PartPlaces>),
     (batch, seq): (usize, usize),
 ) -> AttentionShape {
     AttentionShape {
         keys,
+        places,
         batch,
         seq,
         heads: heads.heads,

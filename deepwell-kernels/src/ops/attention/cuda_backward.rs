@@ -118,13 +118,25 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     }
     let kernel = ("attention_backward", kernel_of(&op.heads));
     let mut steps = vec![launch(call, device, kernel, &op.heads, op.heads.causal, last)?];
-    if op.heads.sinks && op.heads.heads > 0 {
-        // Each row's delta is after its lse.
-        let deltas = call.workspace().0.offset(size_of::<f32>());
-        let stride = STATISTICS_BYTES / size_of::<f32>();
-        steps.push(sink_gradients(call, device, deltas, seq, stride)?);
-    }
+    steps.extend(sink_gradients_after(call, device, &op.heads)?);
     Ok(steps)
+}
+
+/// The gradients of the sinks after [`launch`], which leaves the delta of each row in the
+/// workspace; none without sinks.
+pub(super) fn sink_gradients_after(
+    call: &CallView<'_>,
+    device: &mut Device<'_>,
+    heads: &AttentionHeads,
+) -> Result<Option<Step>, KernelError> {
+    if !heads.sinks || heads.heads == 0 {
+        return Ok(None);
+    }
+    // Each row's delta is after its lse.
+    let deltas = call.workspace().0.offset(size_of::<f32>());
+    let stride = STATISTICS_BYTES / size_of::<f32>();
+    let seq = call.input(backward::LSE).shape[2];
+    sink_gradients(call, device, deltas, seq, stride).map(Some)
 }
 
 /// Launches a kernel of a file, see [`kernel_of`]: from dout, q, k, v, out and lse to dq, dk and

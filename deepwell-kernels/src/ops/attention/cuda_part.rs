@@ -1,7 +1,7 @@
 //! `attention_part.cu` and `attention_part_backward.cu`: attention to the keys of one rank of a
 //! context-parallel group, and its gradients.
 
-use deepwell_ir::ops::{AttentionHeads, KeySource};
+use deepwell_ir::ops::{AttentionHeads, KeySource, PartPlaces, Zigzag};
 use deepwell_ir::{KernelRequest, Op};
 
 use super::cuda::{self, Width, extended_elements, reject_heads};
@@ -37,44 +37,63 @@ fn kernel_of(heads: &AttentionHeads) -> Option<(usize, String)> {
     }
 }
 
+/// Window argument without a window: more than all tokens of a sequence.
+const NO_WINDOW: usize = 1 << 30;
+
 /// Kernel arguments of visibility: whether the mask is causal, the number of leading queries that
-/// see nothing, and the number of keys that the others see.
-fn seen(keys: KeySource, heads: &AttentionHeads, seq: usize) -> (bool, [Argument; 2]) {
+/// see nothing, the number of keys that the others see, the tokens of a window, and the positions
+/// of both chunks of queries and of keys.
+fn seen(
+    (keys, places): (KeySource, Option<PartPlaces>),
+    heads: &AttentionHeads,
+    seq: usize,
+) -> (bool, [Argument; 7]) {
     let (causal, first_query, seen) = seen_tokens(keys, heads, seq);
-    (causal, [first_query, seen].map(|tokens| Argument::U32(tokens as u32)))
+    // Windows count only with places, which the op checks.
+    let window = heads.window.filter(|_| places.is_some()).unwrap_or(NO_WINDOW).min(NO_WINDOW);
+    let begins = |part: Zigzag| part.begins(seq);
+    let [[query_low, query_high], [key_low, key_high]] =
+        places.map_or([[0; 2]; 2], |at| [begins(at.queries), begins(at.key_tokens())]);
+    let tokens = [first_query, seen, window, query_low, query_high, key_low, key_high];
+    (causal, tokens.map(|tokens| Argument::U32(tokens as u32)))
 }
 
-/// Refuses extensions other than values of another width.
-fn reject_others(heads: &AttentionHeads) -> Option<String> {
-    let but_values = AttentionHeads { value_dim: None, ..heads.clone() };
-    let got = but_values.extension()?;
-    Some(format!("takes attention without windows, sinks and documents, not {got}"))
+/// Refuses several documents, and positions beyond the window argument without a window.
+fn reject_mask(heads: &AttentionHeads, places: Option<PartPlaces>, seq: usize) -> Option<String> {
+    if heads.documents {
+        return Some("takes joined documents, not several to a sequence".to_string());
+    }
+    let tokens = places.map_or(seq, |places| places.queries.ranks * seq);
+    (tokens >= NO_WINDOW).then(|| format!("takes fewer than {NO_WINDOW} tokens, not {tokens}"))
 }
 
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::AttentionPart(op) = request.op else {
         return Some("takes `attention_part`".to_string());
     };
-    reject_others(&op.heads)
+    let lse = &request.operands[request.input_count + 1].shape;
+    reject_mask(&op.heads, op.places, lse[2])
         .or_else(|| all_bf16(request, &[0, 1, 2]))
-        .or_else(|| reject_heads(&op.heads, &request.operands[request.input_count + 1].shape))
+        .or_else(|| reject_heads(&op.heads, lse))
 }
 
 fn reject_backward(request: &KernelRequest<'_>) -> Option<String> {
     let Op::AttentionPartBackward(op) = request.op else {
         return Some("takes `attention_part_backward`".to_string());
     };
-    reject_others(&op.heads)
+    let lse = &request.operands[backward::LSE].shape;
+    reject_mask(&op.heads, op.places, lse[2])
         .or_else(|| all_bf16(request, &[0, 1, 2, 3, 4]))
-        .or_else(|| reject_heads(&op.heads, &request.operands[backward::LSE].shape))
+        .or_else(|| reject_heads(&op.heads, lse))
 }
 
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let Op::AttentionPart(op) = &call.call.op else {
         return Err(call.refuse("expected `attention_part`"));
     };
-    let (causal, seen) = seen(op.keys, &op.heads, call.output(1).shape[2]);
+    let (causal, seen) = seen((op.keys, op.places), &op.heads, call.output(1).shape[2]);
     let mut last = vec![Argument::U32(op.heads.value_dim() as u32)];
+    last.push(cuda::sinks_argument(call, &op.heads));
     last.extend(seen);
     let kernel = ("attention_part", kernel_of(&op.heads));
     Ok(vec![cuda::launch(call, device, kernel, &op.heads, causal, last)?])
@@ -87,11 +106,14 @@ fn prepare_backward(
     let Op::AttentionPartBackward(op) = &call.call.op else {
         return Err(call.refuse("expected `attention_part_backward`"));
     };
-    let (causal, seen) = seen(op.keys, &op.heads, call.input(backward::LSE).shape[2]);
+    let seq = call.input(backward::LSE).shape[2];
+    let (causal, seen) = seen((op.keys, op.places), &op.heads, seq);
     let mut last = vec![Argument::U32(op.heads.value_dim() as u32)];
     last.extend(seen);
     let kernel = ("attention_part_backward", kernel_of(&op.heads));
-    Ok(vec![cuda_backward::launch(call, device, kernel, &op.heads, causal, last)?])
+    let mut steps = vec![cuda_backward::launch(call, device, kernel, &op.heads, causal, last)?];
+    steps.extend(cuda_backward::sink_gradients_after(call, device, &op.heads)?);
+    Ok(steps)
 }
 
 #[cfg(test)]
@@ -124,8 +146,8 @@ mod tests {
         for seq in [2, 6, 130] {
             for keys in [KeySource::Own, KeySource::Earlier, KeySource::Later] {
                 let heads = AttentionHeads { causal: true, ..AttentionHeads::default() };
-                let (causal, [Argument::U32(first_query), Argument::U32(keys_end)]) =
-                    seen(keys, &heads, seq)
+                let (causal, [Argument::U32(first_query), Argument::U32(keys_end), ..]) =
+                    seen((keys, None), &heads, seq)
                 else {
                     panic!("sizes");
                 };

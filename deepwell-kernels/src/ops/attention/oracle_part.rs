@@ -1,27 +1,37 @@
 //! Attention of a rank's queries to the keys of one rank, under context parallelism.
 
-use deepwell_ir::ops::KeySource;
-
+use deepwell_ir::ops::{AttentionHeads, KeySource, PartPlaces, seen_keys};
 use rayon::prelude::*;
 
 use super::oracle::{Backward, Forward, RowGradient, Shape, backward_of_rows, forward_of_rows};
 use crate::ops::linear::oracle::dot;
 
-/// The scaled scores of the keys that a row sees, from the rank's first key on. `shape` is the
-/// shape of a rank's part; of its mask settings only `causal` is used.
+/// The shape of a rank's part (of its mask settings `causal` and `window` are used), the origin of
+/// the keys, and the places of both ranks, if there is a window.
+pub type Part<'a> = (&'a Shape, KeySource, Option<PartPlaces>);
+
+/// The scaled scores of a row, from the rank's first key to the last that the row sees; -∞ before
+/// the row's window. Empty if the row sees no key.
 fn scores(
-    (shape, keys): (&Shape, KeySource),
+    (shape, keys, places): Part<'_>,
     q: &[f64],
     k: &[f64],
     (batch, head, token): (usize, usize, usize),
 ) -> Vec<f64> {
     let query = &q[shape.query(batch, token, head)..][..shape.head_dim];
     let score = |key| shape.scale * dot(query, &k[shape.key(batch, key, head)..][..shape.head_dim]);
-    (0..keys.seen(token, shape.seq, shape.causal)).map(score).collect()
+    let Shape { causal, window, .. } = *shape;
+    let mask = AttentionHeads { causal, window, ..AttentionHeads::default() };
+    let seen = seen_keys(&mask, keys, places, token, shape.seq);
+    if seen.is_empty() {
+        return Vec::new();
+    }
+    let before = std::iter::repeat_n(f64::NEG_INFINITY, seen.start);
+    before.chain(seen.map(score)).collect()
 }
 
 /// out and lse of these keys alone; zeros and -∞ for a row without visible keys.
-pub fn forward(of: (&Shape, KeySource), q: &[f64], k: &[f64], v: &[f64]) -> Forward {
+pub fn forward(of: Part<'_>, q: &[f64], k: &[f64], v: &[f64]) -> Forward {
     forward_of_rows(of.0, v, |row| {
         let scores = scores(of, q, k, row);
         let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -33,7 +43,7 @@ pub fn forward(of: (&Shape, KeySource), q: &[f64], k: &[f64], v: &[f64]) -> Forw
 
 /// The weight of each visible key in a row with this lse over all keys.
 pub fn probabilities(
-    of: (&Shape, KeySource),
+    of: Part<'_>,
     q: &[f64],
     k: &[f64],
     lse: f64,
@@ -43,12 +53,7 @@ pub fn probabilities(
 }
 
 /// Contributions of these queries and keys to the gradients; `whole` has out and lse of all keys.
-pub fn backward(
-    of: (&Shape, KeySource),
-    dout: &[f64],
-    [q, k, v]: [&[f64]; 3],
-    whole: &Forward,
-) -> Backward {
+pub fn backward(of: Part<'_>, dout: &[f64], [q, k, v]: [&[f64]; 3], whole: &Forward) -> Backward {
     let (shape, width) = (of.0, of.0.value_dim());
     let of_row = |(row, &lse): (&(usize, usize, usize), &f64)| {
         let (batch, head, token) = *row;
@@ -108,8 +113,17 @@ mod tests {
     /// checked by finite differences.
     #[test]
     fn parts_together_are_the_whole() {
-        for (ranks, chunk, value_dim) in [(1, 2, None), (2, 1, None), (2, 3, Some(2)), (3, 2, None)]
-        {
+        for (ranks, chunk, value_dim, window) in [
+            (1, 2, None, None),
+            (2, 1, None, None),
+            (2, 3, Some(2), None),
+            (3, 2, None, None),
+            (1, 3, None, Some(2)),
+            (2, 3, None, Some(1)),
+            (2, 3, None, Some(4)),
+            (3, 2, Some(2), Some(5)),
+            (3, 2, None, Some(100)),
+        ] {
             let seq = 2 * ranks * chunk;
             let whole = Shape {
                 batch: 2,
@@ -120,6 +134,7 @@ mod tests {
                 value_dim,
                 scale: 0.7,
                 causal: true,
+                window,
                 ..Shape::default()
             };
             let chunk_shape = Shape { seq: 2 * chunk, ..whole };
@@ -146,16 +161,15 @@ mod tests {
                     _ => KeySource::Later,
                 };
                 let owner = |step| (rank + ranks - step) % ranks;
+                let part_of = |step| {
+                    let places = PartPlaces { queries: part(rank), keys: owner(step) };
+                    (&chunk_shape, source(step), window.map(|_| places))
+                };
                 let q = rows_of_rank(0, rank);
                 let parts: Vec<Forward> = (0..ranks)
                     .map(|step| {
                         let of = owner(step);
-                        forward(
-                            (&chunk_shape, source(step)),
-                            &q,
-                            &rows_of_rank(1, of),
-                            &rows_of_rank(2, of),
-                        )
+                        forward(part_of(step), &q, &rows_of_rank(1, of), &rows_of_rank(2, of))
                     })
                     .collect();
                 let merged = merge(&chunk_shape, &parts);
@@ -165,8 +179,7 @@ mod tests {
                 for step in 0..ranks {
                     let of = owner(step);
                     let (k, v) = (rows_of_rank(1, of), rows_of_rank(2, of));
-                    let gradients_of_step =
-                        backward((&chunk_shape, source(step)), &dout, [&q, &k, &v], &merged);
+                    let gradients_of_step = backward(part_of(step), &dout, [&q, &k, &v], &merged);
                     dq.iter_mut().zip(&gradients_of_step.dq).for_each(|(sum, term)| *sum += term);
                     let (dk, dv) = &mut of_keys[of];
                     dk.resize(k.len(), 0.0);

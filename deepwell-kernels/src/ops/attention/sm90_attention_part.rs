@@ -138,7 +138,7 @@ mod tests {
                     causal: true,
                     ..AttentionHeads::default()
                 };
-                let op = AttentionPart { heads, keys }.into();
+                let op = AttentionPart { heads, keys, places: None }.into();
                 let of = |dtype, shape: &[usize]| OperandType { dtype, shape: shape.to_vec() };
                 let query = of(DType::Bf16, &[4096, 4 * head_dim]);
                 let key = of(DType::Bf16, &[4096, 2 * head_dim]);

@@ -227,7 +227,7 @@ mod tests {
                     causal: true,
                     ..AttentionHeads::default()
                 };
-                let op = AttentionPartBackward { heads, keys }.into();
+                let op = AttentionPartBackward { heads, keys, places: None }.into();
                 let of =
                     |dtype, heads: usize| OperandType { dtype, shape: vec![seq, heads * head_dim] };
                 let [query, key] = [4, 2].map(|heads| of(DType::Bf16, heads));

@@ -1,7 +1,7 @@
 //! Ranks that have a part of each sequence each, one after the other: what they find together is
 //! attention over whole sequences, by the oracle in f64.
 
-use deepwell_ir::ops::Zigzag;
+use deepwell_ir::ops::{PartPlaces, Zigzag};
 use half::bf16;
 
 use super::*;
@@ -18,6 +18,8 @@ struct Case {
     batch: usize,
     heads: (usize, usize),
     widths: (usize, usize),
+    window: Option<usize>,
+    has_sinks: bool,
 }
 
 impl Case {
@@ -29,11 +31,14 @@ impl Case {
         Zigzag { place, ranks: self.ranks }
     }
 
-    fn shape(&self, keys: KeySource) -> AttentionShape {
+    /// The shape of a rank's part; `places` of queries and keys are in the sequence of the ranks.
+    fn shape(&self, keys: KeySource, [queries, of_keys]: [usize; 2]) -> AttentionShape {
         let ((heads, kv_heads), (head_dim, value_dim)) = (self.heads, self.widths);
         let (batch, seq, scale) = (self.batch, 2 * self.chunk, 0.7);
-        let (causal, window) = (true, None);
+        let (causal, window) = (true, self.window);
+        let places = PartPlaces { queries: self.part(queries), keys: of_keys };
         AttentionShape {
+            places: window.map(|_| places),
             batch,
             seq,
             heads,
@@ -67,6 +72,7 @@ impl Case {
 struct Results<E> {
     out: Vec<E>,
     dq: Vec<f32>,
+    dsinks: Vec<f32>,
     /// By the place of the keys.
     dk_dv: Vec<(usize, Vec<f32>, Vec<f32>)>,
 }
@@ -75,10 +81,11 @@ struct Results<E> {
 fn run<E: Element>(
     case: &Case,
     [q, k, v, dout]: [&[E]; 4],
+    sinks: Option<&[f32]>,
     rank: usize,
     source: &dyn Fn(usize) -> KeySource,
 ) -> Results<E> {
-    let shape = case.shape(KeySource::Own);
+    let shape = case.shape(KeySource::Own, [rank, rank]);
     let columns = [
         shape.heads * shape.head_dim,
         shape.kv_heads * shape.head_dim,
@@ -92,23 +99,29 @@ fn run<E: Element>(
             let of = (rank + case.ranks - step) % case.ranks;
             let k = case.rows(k, columns[1], of);
             let v = case.rows(v, columns[2], of);
-            (of, case.shape(source(step)), k, v)
+            (of, case.shape(source(step), [rank, of]), k, v)
         })
         .collect();
     let tier = best_tier();
     let mut parts: Vec<(Vec<f32>, Vec<f32>)> = Vec::new();
-    for (_, shape, k, v) in &steps {
+    for (of, shape, k, v) in &steps {
+        // One part has the sinks.
+        let sinks = sinks.filter(|_| *of == rank);
         let mut part = (poisoned::<f32>(dout.len()), poisoned::<f32>(shape.lse_len()));
         let mut workspace = vec![0xff; forward_workspace_bytes::<E>(shape, 2)];
         let (out, lse) = (&mut part.0, &mut part.1);
-        attention_forward_on(tier, shape, &q, k, v, None, None, out, lse, &mut workspace).unwrap();
+        attention_forward_on(tier, shape, &q, k, v, sinks, None, out, lse, &mut workspace).unwrap();
         parts.push(part);
     }
     let mut out = poisoned::<E>(dout.len());
     let mut lse = poisoned::<f32>(shape.lse_len());
     let views: Vec<(&[f32], &[f32])> = parts.iter().map(|it| (&*it.0, &*it.1)).collect();
     merge_attention(&views, (shape.heads, shape.seq), &mut out, &mut lse);
-    let mut results = Results { out, dq: vec![0.0; q.len()], dk_dv: Vec::new() };
+    let mut dsinks = vec![0.0; shape.heads];
+    if let Some(sinks) = sinks {
+        sink_gradients(&shape, &dout, &out, &lse, sinks, false, &mut dsinks).unwrap();
+    }
+    let mut results = Results { out, dq: vec![0.0; q.len()], dsinks, dk_dv: Vec::new() };
     for (of, shape, k, v) in &steps {
         let mut dq = poisoned::<f32>(q.len());
         let mut dk = poisoned::<f32>(k.len());
@@ -137,9 +150,9 @@ fn run<E: Element>(
 }
 
 /// The largest distance of what all ranks found from the oracle, over the largest magnitude of the
-/// tensor: of out, dq, dk and dv.
-fn errors<E: Element>(case: &Case, swap: bool) -> [f64; 4] {
-    let shape = case.shape(KeySource::Own);
+/// tensor: of out, dq, dk, dv and dsinks.
+fn errors<E: Element>(case: &Case, swap: bool) -> [f64; 5] {
+    let shape = case.shape(KeySource::Own, [0, 0]);
     let whole = oracle::Shape {
         batch: case.batch,
         seq: case.seq(),
@@ -149,7 +162,7 @@ fn errors<E: Element>(case: &Case, swap: bool) -> [f64; 4] {
         value_dim: Some(shape.value_dim),
         scale: f64::from(shape.scale),
         causal: true,
-        window: None,
+        window: case.window,
         documents: &[],
     };
     let tokens = case.batch * case.seq();
@@ -159,8 +172,11 @@ fn errors<E: Element>(case: &Case, swap: bool) -> [f64; 4] {
     let v: Vec<E> = random.normals(tokens * shape.kv_heads * shape.value_dim);
     let dout: Vec<E> = random.normals(tokens * shape.heads * shape.value_dim);
     let [q64, k64, v64, dout64] = [&q, &k, &v, &dout].map(|it| to_f64(it));
-    let forward = oracle::forward(&whole, &q64, &k64, &v64, &[]);
-    let expected = oracle::backward(&whole, &dout64, &q64, &k64, &v64, &[]);
+    let sinks: Vec<f32> = random.normals(if case.has_sinks { shape.heads } else { 0 });
+    let sinks64 = to_f64(&sinks);
+    let sinks = case.has_sinks.then_some(&*sinks);
+    let forward = oracle::forward(&whole, &q64, &k64, &v64, &sinks64);
+    let expected = oracle::backward(&whole, &dout64, &q64, &k64, &v64, &sinks64);
     let widths = [
         shape.heads * shape.value_dim,
         shape.heads * shape.head_dim,
@@ -173,10 +189,10 @@ fn errors<E: Element>(case: &Case, swap: bool) -> [f64; 4] {
                 KeySource::Earlier if swap => KeySource::Later,
                 source => source,
             };
-            run(case, [&q, &k, &v, &dout], position, &source)
+            run(case, [&q, &k, &v, &dout], sinks, position, &source)
         })
         .collect();
-    let mut errors = [0.0; 4];
+    let mut errors = [0.0; 5];
     let mut compare = |at: usize, whole: &[f64], position: usize, got: &[f64]| {
         let largest = whole.iter().fold(0.0, |a: f64, b| a.max(b.abs()));
         for (expected, got) in case.rows(whole, widths[at], position).iter().zip(got) {
@@ -195,16 +211,41 @@ fn errors<E: Element>(case: &Case, swap: bool) -> [f64; 4] {
         compare(2, &expected.dk, position, &sum(&|rank| to_f64(&rank.dk_dv[of(rank)].1)));
         compare(3, &expected.dv, position, &sum(&|rank| to_f64(&rank.dk_dv[of(rank)].2)));
     }
+    if case.has_sinks {
+        let largest = expected.dsinks.iter().fold(0.0, |a: f64, b| a.max(b.abs()));
+        for (head, expected) in expected.dsinks.iter().enumerate() {
+            let got: f64 = ranks.iter().map(|rank| f64::from(rank.dsinks[head])).sum();
+            errors[4] = f64::max(errors[4], (expected - got).abs() / largest);
+        }
+    }
     errors
 }
 
-const CASES: [Case; 5] = [
-    Case { ranks: 2, chunk: 1, batch: 1, heads: (1, 1), widths: (4, 4) },
-    Case { ranks: 2, chunk: 7, batch: 2, heads: (4, 2), widths: (8, 8) },
-    Case { ranks: 3, chunk: 5, batch: 2, heads: (2, 1), widths: (6, 3) },
+const PLAIN: Case = Case {
+    ranks: 2,
+    chunk: 1,
+    batch: 1,
+    heads: (1, 1),
+    widths: (4, 4),
+    window: None,
+    has_sinks: false,
+};
+
+const CASES: [Case; 12] = [
+    PLAIN,
+    Case { chunk: 7, batch: 2, heads: (4, 2), widths: (8, 8), ..PLAIN },
+    Case { ranks: 3, chunk: 5, batch: 2, heads: (2, 1), widths: (6, 3), ..PLAIN },
     // Halves of a tile and of several.
-    Case { ranks: 2, chunk: 64, batch: 1, heads: (2, 2), widths: (16, 16) },
-    Case { ranks: 2, chunk: 100, batch: 1, heads: (2, 1), widths: (8, 8) },
+    Case { chunk: 64, heads: (2, 2), widths: (16, 16), ..PLAIN },
+    Case { chunk: 100, heads: (2, 1), widths: (8, 8), ..PLAIN },
+    Case { chunk: 7, batch: 2, heads: (4, 2), has_sinks: true, ..PLAIN },
+    // Windows within a chunk, of a chunk, over chunks of several ranks, and of all tokens.
+    Case { ranks: 1, chunk: 9, window: Some(4), ..PLAIN },
+    Case { ranks: 3, chunk: 5, heads: (2, 1), window: Some(1), ..PLAIN },
+    Case { ranks: 3, chunk: 5, heads: (2, 1), window: Some(5), ..PLAIN },
+    Case { ranks: 3, chunk: 5, batch: 2, window: Some(12), has_sinks: true, ..PLAIN },
+    Case { chunk: 100, heads: (2, 1), widths: (8, 8), window: Some(130), ..PLAIN },
+    Case { ranks: 3, chunk: 5, window: Some(1000), ..PLAIN },
 ];
 
 /// Sums of up to 400 terms in FP32, of which the largest are about as large as the result, and
@@ -227,7 +268,7 @@ fn ranks_together_attend_to_whole_sequences() {
 /// Keys of an earlier place taken for those of a later one.
 #[test]
 fn keys_of_another_place_are_seen() {
-    for case in &CASES {
+    for case in CASES.iter().filter(|case| case.ranks > 1) {
         let errors = errors::<f32>(case, true);
         assert!(errors.iter().any(|&error| error > 0.05), "{errors:?}");
     }

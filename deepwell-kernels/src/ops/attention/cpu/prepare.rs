@@ -1,6 +1,6 @@
 //! Prepares calls of a program as calls of the kernels.
 
-use deepwell_ir::ops::{AttentionHeads, KeySource};
+use deepwell_ir::ops::{AttentionHeads, KeySource, PartPlaces};
 use deepwell_ir::{DType, KernelRequest, Op};
 use half::bf16;
 
@@ -19,21 +19,24 @@ trait Number: Element + Stored {}
 
 impl<T: Element + Stored> Number for T {}
 
-/// Returns the heads of a forward op, the source of its keys, and whether the op is an attention
+/// Origin and place of keys.
+type Keys = (KeySource, Option<PartPlaces>);
+
+/// Returns the heads of a forward op, the origin of its keys, and whether the op is an attention
 /// part.
-fn forward_of(op: &Op) -> Option<(&AttentionHeads, KeySource, bool)> {
+fn forward_of(op: &Op) -> Option<(&AttentionHeads, Keys, bool)> {
     match op {
-        Op::Attention(op) => Some((&op.heads, KeySource::Own, false)),
-        Op::AttentionPart(op) => Some((&op.heads, op.keys, true)),
+        Op::Attention(op) => Some((&op.heads, (KeySource::Own, None), false)),
+        Op::AttentionPart(op) => Some((&op.heads, (op.keys, op.places), true)),
         _ => None,
     }
 }
 
 /// [`forward_of`] for backward ops.
-fn backward_of(op: &Op) -> Option<(&AttentionHeads, KeySource, bool)> {
+fn backward_of(op: &Op) -> Option<(&AttentionHeads, Keys, bool)> {
     match op {
-        Op::AttentionBackward(op) => Some((&op.heads, KeySource::Own, false)),
-        Op::AttentionPartBackward(op) => Some((&op.heads, op.keys, true)),
+        Op::AttentionBackward(op) => Some((&op.heads, (KeySource::Own, None), false)),
+        Op::AttentionPartBackward(op) => Some((&op.heads, (op.keys, op.places), true)),
         _ => None,
     }
 }

@@ -251,6 +251,7 @@ fn shape(
         causal,
         window,
         keys: KeySource::Own,
+        places: None,
     }
 }
 

@@ -16,7 +16,7 @@ use crate::harness::{Gpu, HostTensor, RunOptions};
 
 /// How far dq, dk and dv may be from exact when p, ds and out have each been rounded to BF16 and
 /// `dout`, `q`, `k`, `v` are exact; final roundings not counted.
-fn backward_bounds(case: &Case, out: &[f64], inputs: [&[f64]; 5]) -> [Vec<f64>; 4] {
+pub(crate) fn backward_bounds(case: &Case, out: &[f64], inputs: [&[f64]; 5]) -> [Vec<f64>; 4] {
     let [_, q, k, _, sinks] = inputs;
     let rows: Vec<_> = case.shape.rows().collect();
     let rows = rows.par_iter().map(|&row| {

@@ -1,17 +1,35 @@
 //! `attention_part.cu`, `attention_part_backward.cu` and `merge_attention.cu`.
 
 use deepwell_ir::DType;
-use deepwell_ir::ops::{AttentionPart, AttentionPartBackward, KeySource, MergeAttention};
+use deepwell_ir::ops::{
+    AttentionPart, AttentionPartBackward, KeySource, MergeAttention, PartPlaces, Zigzag,
+};
 use deepwell_kernels::ops::attention::oracle::{self, Forward, Shape};
-use deepwell_kernels::ops::attention::oracle_part::{backward, forward, merge, probabilities};
+use deepwell_kernels::ops::attention::oracle_part::{
+    Part, backward, forward, merge, probabilities,
+};
 use rayon::prelude::*;
 
 use crate::attention::{Case, Data, EMULATED_WORK, HALF_ULP, SLACK};
-use crate::attention_backward::backward_bounds_of;
+use crate::attention_backward::{backward_bounds, backward_bounds_of};
 use crate::compare::assert_within;
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 
-pub(crate) const SOURCES: [KeySource; 3] = [KeySource::Own, KeySource::Earlier, KeySource::Later];
+/// Origin of keys, and the places of queries and keys for a window.
+pub(crate) type Keys = (KeySource, Option<PartPlaces>);
+
+pub(crate) const SOURCES: [Keys; 3] =
+    [(KeySource::Own, None), (KeySource::Earlier, None), (KeySource::Later, None)];
+
+/// The keys of place `of` for queries of `place`, with places for windows.
+fn keys_of(of: usize, place: usize, ranks: usize) -> Keys {
+    let source = match of.cmp(&place) {
+        std::cmp::Ordering::Equal => KeySource::Own,
+        std::cmp::Ordering::Less => KeySource::Earlier,
+        std::cmp::Ordering::Greater => KeySource::Later,
+    };
+    (source, Some(PartPlaces { queries: Zigzag { place, ranks }, keys: of }))
+}
 
 /// Chunks around tiles of keys (32, 64) and of queries (128), which begin and end within them.
 pub(crate) fn cases() -> Vec<Case> {
@@ -47,7 +65,19 @@ fn narrow(values: &[f64]) -> Vec<f32> {
     values.iter().map(|&x| x as f32).collect()
 }
 
-fn check_forward(gpu: &mut Gpu, case: &Case, keys: KeySource) {
+/// The part with the sinks of a case, if the case has any: keys with these scores and zeros as
+/// values.
+fn with_sinks(case: &Case, part: Forward) -> Forward {
+    let sinks = case.sink_scores();
+    if sinks.is_empty() {
+        return part;
+    }
+    let lse = case.shape.rows().map(|(_, head, _)| f64::from(sinks[head])).collect();
+    let of_sinks = Forward { out: vec![0.0; part.out.len()], lse };
+    merge(&case.shape, &[part, of_sinks])
+}
+
+fn check_forward(gpu: &mut Gpu, case: &Case, keys: Keys) {
     check_forward_with(gpu, case, keys, None);
 }
 
@@ -55,36 +85,39 @@ fn check_forward(gpu: &mut Gpu, case: &Case, keys: KeySource) {
 pub(crate) fn check_forward_with(
     gpu: &mut Gpu,
     case: &Case,
-    keys: KeySource,
+    (keys, places): Keys,
     kernel: Option<&str>,
 ) {
     let [q, k, v, _] = case.inputs();
     let [q64, k64, v64] = [&q, &k, &v].map(HostTensor::to_f64);
-    let expected = forward((&case.shape, keys), &q64, &k64, &v64);
+    let of: Part<'_> = (&case.shape, keys, places);
+    let expected = with_sinks(case, forward(of, &q64, &k64, &v64));
     let magnitudes: Vec<f64> = v64.iter().map(|v| v.abs()).collect();
     // Weights are rounded to BF16 before they are multiplied; the result is not.
-    let weighted = forward((&case.shape, keys), &q64, &k64, &magnitudes).out;
+    let weighted = with_sinks(case, forward(of, &q64, &k64, &magnitudes)).out;
     let bounds: Vec<f64> = weighted.iter().map(|weighted| SLACK * HALF_ULP * weighted).collect();
     let outputs = [
         HostTensor::output(DType::F32, &case.out_shape()),
         HostTensor::output(DType::F32, &case.lse_shape()),
     ];
     let options = RunOptions { kernel, seq: case.shape.seq, ..RunOptions::default() };
-    let op = AttentionPart { heads: case.heads(), keys };
-    let got = gpu.run_with(op, &[q, k, v], &outputs, options);
-    let name = format!("{keys:?} {}", case.name());
+    let op = AttentionPart { heads: case.heads(), keys, places };
+    let inputs: Vec<HostTensor> = [q, k, v].into_iter().chain(case.extra_inputs()).collect();
+    let got = gpu.run_with(op, &inputs, &outputs, options);
+    let name = format!("{keys:?} {places:?} {}", case.name());
     // Scores that follow from the place alone have the same few probabilities, see attention.rs.
     let bias = if matches!(case.data, Data::Uniform(_)) { 0.0 } else { 2f64.powi(-9) };
     let got_out = got[0].to_f64();
     let what = format!("{name}: out");
     crate::compare::assert_biased_within(&what, &got_out, &expected.out, &bounds, bias);
     let most = |x: &[f64]| x.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
-    let scores = case.shape.scale * case.shape.head_dim as f64 * most(&q64) * most(&k64);
+    let scores = case.shape.scale * case.shape.head_dim as f64 * most(&q64) * most(&k64)
+        + f64::from(case.sinks.unwrap_or(0.0));
     let bounds = vec![(1.0 + scores) * 2f64.powi(-20); expected.lse.len()];
     assert_within(&format!("{name}: lse"), &got[1].to_f64(), &expected.lse, &bounds);
 }
 
-fn check_backward(gpu: &mut Gpu, case: &Case, keys: KeySource) {
+fn check_backward(gpu: &mut Gpu, case: &Case, keys: Keys) {
     check_backward_with(gpu, case, keys, RunOptions::default());
 }
 
@@ -92,14 +125,15 @@ fn check_backward(gpu: &mut Gpu, case: &Case, keys: KeySource) {
 pub(crate) fn check_backward_with(
     gpu: &mut Gpu,
     case: &Case,
-    keys: KeySource,
+    (keys, places): Keys,
     options: RunOptions<'_>,
 ) {
     let [q, k, v, dout] = case.inputs();
     let [q64, k64, v64, dout64] = [&q, &k, &v, &dout].map(HostTensor::to_f64);
-    let all = Shape { causal: false, ..case.shape };
-    let whole = oracle::forward(&all, &q64, &k64, &v64, &[]);
-    let of = (&case.shape, keys);
+    let sinks64: Vec<f64> = case.sink_scores().iter().map(|&x| x.into()).collect();
+    let all = Case { shape: Shape { causal: false, window: None, ..case.shape }, ..*case };
+    let whole = oracle::forward(&all.shape, &q64, &k64, &v64, &sinks64);
+    let of: Part<'_> = (&case.shape, keys, places);
     let expected = backward(of, &dout64, [&q64, &k64, &v64], &whole);
     let rows: Vec<_> = case.shape.rows().zip(whole.lse.iter().copied()).collect();
     let bounds = backward_bounds_of(
@@ -110,11 +144,28 @@ pub(crate) fn check_backward_with(
     );
     let out = HostTensor::bf16(&case.out_shape(), &narrow(&whole.out));
     let lse = HostTensor::f32(&case.lse_shape(), &narrow(&whole.lse));
-    let outputs = [case.query_shape(), case.key_shape(), case.value_shape()]
-        .map(|shape| HostTensor::output(DType::F32, &shape));
+    let mut outputs = [case.query_shape(), case.key_shape(), case.value_shape()]
+        .map(|shape| HostTensor::output(DType::F32, &shape))
+        .to_vec();
     let options = RunOptions { seq: case.shape.seq, ..options };
-    let op = AttentionPartBackward { heads: case.heads(), keys };
-    let got = gpu.run_with(op, &[dout, q, k, v, out, lse], &outputs, options);
+    let op = AttentionPartBackward { heads: case.heads(), keys, places };
+    let of_sinks = [case.shape.heads];
+    let mut inputs = vec![dout, q, k, v, out, lse];
+    inputs.extend(case.extra_inputs());
+    if case.sinks.is_some() {
+        outputs.push(HostTensor::output(DType::F32, &of_sinks));
+    }
+    let got = gpu.run_with(op, &inputs, &outputs, options);
+    if case.sinks.is_some() {
+        // Gradients of sinks follow from out and lse of all keys.
+        let inputs = [&dout64[..], &q64, &k64, &v64];
+        let [dout, q, k, v] = inputs;
+        let dsinks = oracle::backward(&all.shape, dout, q, k, v, &sinks64).dsinks;
+        let bounds = backward_bounds(&all, &whole.out, [dout, q, k, v, &sinks64]);
+        let [.., bounds] = bounds;
+        let bounds: Vec<f64> = bounds.iter().map(|bound| SLACK * bound + 1e-5).collect();
+        assert_within(&format!("{}: dsinks", case.name()), &got[3].to_f64(), &dsinks, &bounds);
+    }
     for (index, (what, expected)) in
         [("dq", expected.dq), ("dk", expected.dk), ("dv", expected.dv)].into_iter().enumerate()
     {
@@ -124,7 +175,7 @@ pub(crate) fn check_backward_with(
             .zip(&expected)
             .map(|(bound, value)| if *value == 0.0 { 0.0 } else { SLACK * bound + 1e-5 })
             .collect();
-        let name = format!("{keys:?} {}: {what}", case.name());
+        let name = format!("{keys:?} {places:?} {}: {what}", case.name());
         assert_within(&name, &got[index].to_f64(), &expected, &bounds);
     }
 }
@@ -149,6 +200,55 @@ fn gradients_of_a_part_of_any_size() {
     }
 }
 
+/// Windows within a chunk, over chunks of several ranks, and beyond the sequence; a rank's own
+/// keys also with sinks. The first ranks of a ring see keys far behind and near.
+fn windowed_cases() -> Vec<(Case, Keys)> {
+    let mut cases = Vec::new();
+    for (head_dim, seq, ranks, windows) in [
+        (64, 66, 3, &[1, 20, 33, 40, 70, 1000][..]),
+        (128, 130, 2, &[1, 30, 65, 100][..]),
+        (192, 68, 2, &[20, 50][..]),
+        (24, 30, 4, &[4, 31][..]),
+    ] {
+        for &window in windows {
+            for (place, of) in (0..ranks).flat_map(|at| (0..ranks).map(move |of| (at, of))) {
+                let case = Case::new([1, seq, 2, 1, head_dim], true, Data::Uniform(1.0));
+                let case = case.values(if head_dim == 192 { 128 } else { head_dim });
+                cases.push((case.window(window), keys_of(of, place, ranks)));
+            }
+        }
+        let sunk = |window: Option<usize>| {
+            let values = if head_dim == 192 { 128 } else { head_dim };
+            let mut case = Case::new([2, seq, 4, 2, head_dim], true, Data::Uniform(1.0));
+            case.shape.window = window;
+            case.values(values).sinks(2.0)
+        };
+        cases.push((sunk(None), (KeySource::Own, None)));
+        cases.push((sunk(Some(windows[1])), keys_of(1, 1, ranks)));
+    }
+    cases
+}
+
+trial!(parts_with_windows_and_sinks);
+fn parts_with_windows_and_sinks() {
+    let mut gpu = Gpu::open();
+    for (case, keys) in windowed_cases() {
+        if gpu.runs(case.work(), EMULATED_WORK) {
+            check_forward(&mut gpu, &case, keys);
+        }
+    }
+}
+
+trial!(gradients_of_parts_with_windows_and_sinks);
+fn gradients_of_parts_with_windows_and_sinks() {
+    let mut gpu = Gpu::open();
+    for (case, keys) in windowed_cases() {
+        if gpu.runs(case.work(), EMULATED_WORK / 2) {
+            check_backward(&mut gpu, &case, keys);
+        }
+    }
+}
+
 trial!(keys_that_are_not_seen_may_be_nan);
 fn keys_that_are_not_seen_may_be_nan() {
     let mut gpu = Gpu::open();
@@ -156,8 +256,8 @@ fn keys_that_are_not_seen_may_be_nan() {
         for seq in [70, 130, 200] {
             // The first key of the second half is NaN, and a query of the first half.
             let case = Case::new([1, seq, 2, 1, head_dim], true, Data::Nan);
-            check_forward(&mut gpu, &case, KeySource::Earlier);
-            check_forward(&mut gpu, &case, KeySource::Own);
+            check_forward(&mut gpu, &case, (KeySource::Earlier, None));
+            check_forward(&mut gpu, &case, (KeySource::Own, None));
         }
     }
 }

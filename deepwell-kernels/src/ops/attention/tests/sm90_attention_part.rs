@@ -77,7 +77,7 @@ fn half_of_a_single_token_is_no_key() {
     let mut gpu = open();
     for head_dim in [64, 96, 128] {
         let case = Case::new([2, 1, 4, 2, head_dim], true, Data::Uniform(1.0));
-        let keys = KeySource::Earlier;
+        let keys = (KeySource::Earlier, None);
         check_forward_with(&mut gpu, &case, keys, Some(FORWARD));
         for kernel in [BACKWARD, STORED] {
             if kernel == BACKWARD || head_dim > NARROW {
@@ -95,8 +95,8 @@ fn unseen_keys_of_parts_on_wgmma_may_be_nan() {
         for seq in [70, 130, 200] {
             // The first key of the second half is NaN, and a query of the first half.
             let case = Case::new([1, seq, 2, 1, head_dim], true, Data::Nan);
-            check_forward_with(&mut gpu, &case, KeySource::Earlier, Some(FORWARD));
-            check_forward_with(&mut gpu, &case, KeySource::Own, Some(FORWARD));
+            check_forward_with(&mut gpu, &case, (KeySource::Earlier, None), Some(FORWARD));
+            check_forward_with(&mut gpu, &case, (KeySource::Own, None), Some(FORWARD));
         }
     }
 }
@@ -152,7 +152,7 @@ fn gradients_of_parts_are_the_same_each_time() {
                     .map(|shape| HostTensor::output(DType::F32, &shape));
                 let seq = case.shape.seq;
                 let options = RunOptions { kernel: Some(kernel), seq, ..RunOptions::default() };
-                let op = AttentionPartBackward { heads: case.heads(), keys };
+                let op = AttentionPartBackward { heads: case.heads(), keys, places: None };
                 gpu.run_with(op, &inputs, &outputs, options)
             };
             let first: Vec<_> = run().iter().map(HostTensor::to_f64).collect();
@@ -183,7 +183,7 @@ fn stored_bytes(case: &Case, keys: KeySource, key_heads: usize) -> usize {
 
 fn check_by_turns(gpu: &mut Gpu, case: &Case, key_heads: usize) {
     for keys in SOURCES {
-        let workspace_bytes = Some(stored_bytes(case, keys, key_heads));
+        let workspace_bytes = Some(stored_bytes(case, keys.0, key_heads));
         let options = RunOptions { kernel: Some(STORED), workspace_bytes, ..RunOptions::default() };
         check_backward_with(gpu, case, keys, options);
     }
