@@ -152,7 +152,7 @@ fn gradients_of_parts_are_the_same_each_time() {
                     .map(|shape| HostTensor::output(DType::F32, &shape));
                 let seq = case.shape.seq;
                 let options = RunOptions { kernel: Some(kernel), seq, ..RunOptions::default() };
-                let op = AttentionPartBackward { heads: case.heads(), keys, places: None };
+                let op = AttentionPartBackward { heads: case.heads(), keys: keys.0, places: None };
                 gpu.run_with(op, &inputs, &outputs, options)
             };
             let first: Vec<_> = run().iter().map(HostTensor::to_f64).collect();
