@@ -119,6 +119,7 @@ impl OpRule for AttentionPart {
     fn infer(&self, inputs: &[TensorType]) -> Result<Vec<OutputType>, OpError> {
         let check = Check::count(self.name(), inputs, &["q", "k", "v"])?;
         check.same_float(&[0, 1, 2])?;
+        self.heads.check_tokens_first(&check)?;
         let out = self.heads.check(&check, 0, 3)?;
         Ok(vec![
             OutputType::statistic("", out, DType::F32),

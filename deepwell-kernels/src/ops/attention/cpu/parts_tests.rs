@@ -44,6 +44,7 @@ impl Case {
             causal,
             window,
             keys,
+            heads_first: HeadsFirst::default(),
         }
     }
 
