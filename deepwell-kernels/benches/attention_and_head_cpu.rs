@@ -6,12 +6,14 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use deepwell_ir::ops::KeySource;
+use deepwell_ir::ops::{HeadsFirst, KeySource};
 use deepwell_kernels::cpu::element::Element;
 use deepwell_kernels::cpu::gemm::Tier;
 use deepwell_kernels::ops::attention::cpu::{self as attention, AttentionShape};
 use deepwell_kernels::ops::linear_cross_entropy::cpu::{self as head, HeadGradients};
 use half::bf16;
+
+const TOKENS_FIRST: HeadsFirst = HeadsFirst { q: false, k: false, v: false, o: false };
 
 const ATTENTIONS: [AttentionShape; 2] = [
     AttentionShape {
@@ -26,6 +28,7 @@ const ATTENTIONS: [AttentionShape; 2] = [
         keys: KeySource::Own,
         places: None,
         window: None,
+        heads_first: TOKENS_FIRST,
     },
     AttentionShape {
         batch: 1,
@@ -39,6 +42,7 @@ const ATTENTIONS: [AttentionShape; 2] = [
         keys: KeySource::Own,
         places: None,
         window: None,
+        heads_first: TOKENS_FIRST,
     },
 ];
 

@@ -113,7 +113,7 @@ def compare(log: Log, name: str, ours, theirs, inputs, tolerance) -> None:
 
 
 def correctness(log: Log) -> None:
-    from deepwell import functional, mxfp8, ops
+    from deepwell import attention_ops, functional, mxfp8
     from deepwell.hf_attention import dense_mask
 
     def refuses(q, k, v) -> bool:
@@ -173,7 +173,7 @@ def correctness(log: Log) -> None:
             shape = (heads, kv_heads, kv_heads)
             q, k, v = (torch.randn(2, 333, h, width, device=DEVICE, dtype=BF16) for h in shape)
             name = f"attention {heads}/{kv_heads}x{width} {sorted(settings)}"
-            if ops.missing_attention(heads, kv_heads, width, q):
+            if attention_ops.missing_attention(heads, kv_heads, width, q):
                 log.check(f"{name} is refused", 0.0 if refuses(q, k, v) else 1.0, 0.0)
                 continue
             ours = lambda q, k, v: functional.attention(q, k, v, **settings)  # noqa: B023, E731

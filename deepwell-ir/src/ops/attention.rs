@@ -7,6 +7,35 @@ use crate::autodiff::BackwardContext;
 use crate::op::{MathUnit, OpRule, OutputType, TensorType};
 use crate::{DType, Dim, IrError, Node, OpError, Shape};
 
+/// Operands of an attention that are `[B, heads, S, width]` in memory, as PyTorch's models have
+/// them: the tokens of a head together, instead of the heads of a token. The sizes of an operand do
+/// not tell the two orders apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct HeadsFirst {
+    /// The queries and their gradient.
+    pub q: bool,
+    /// The keys and their gradient.
+    pub k: bool,
+    /// The values and their gradient.
+    pub v: bool,
+    /// The output and its gradient.
+    pub o: bool,
+}
+
+impl HeadsFirst {
+    /// Whether no operand has its heads first.
+    pub fn is_none(&self) -> bool {
+        *self == HeadsFirst::default()
+    }
+
+    /// The letters of the operands whose heads are first.
+    fn letters(&self) -> String {
+        let operands = [(self.q, 'q'), (self.k, 'k'), (self.v, 'v'), (self.o, 'o')];
+        operands.into_iter().filter(|(is_first, _)| *is_first).map(|(_, letter)| letter).collect()
+    }
+}
+
 /// Heads of an attention, mask, and extensions such as sinks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AttentionHeads {
@@ -33,6 +62,9 @@ pub struct AttentionHeads {
     /// Whether a token attends only to tokens of the same document; causal only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub documents: bool,
+    /// Order of heads and tokens in memory. Captured models have the tokens first.
+    #[serde(default, skip_serializing_if = "HeadsFirst::is_none")]
+    pub heads_first: HeadsFirst,
 }
 
 impl AttentionHeads {
@@ -69,6 +101,9 @@ impl AttentionHeads {
         }
         if self.documents {
             text.push_str(" documents");
+        }
+        if !self.heads_first.is_none() {
+            text.push_str(&format!(" heads_first={}", self.heads_first.letters()));
         }
         text
     }
@@ -112,6 +147,17 @@ impl AttentionHeads {
             check.shape(documents, &Shape(vec![tokens, Dim::fixed(2)]))?;
         }
         Ok(columns(self.heads, self.value_dim()))
+    }
+
+    /// Checks that the tokens of every operand precede its heads, for ops that have no other order.
+    pub(super) fn check_tokens_first(&self, check: &Check<'_>) -> Result<(), OpError> {
+        match self.heads_first.is_none() {
+            true => Ok(()),
+            false => Err(check.error(
+                "operands with the tokens before the heads",
+                format!("heads first in {}", self.heads_first.letters()),
+            )),
+        }
     }
 
     /// Operand index of the documents, if used. `extra` is the index of the first optional operand:
@@ -261,5 +307,55 @@ impl OpRule for AttentionBackward {
 
     fn unit(&self, operands: &[DType]) -> MathUnit {
         if operands[0] == DType::Bf16 { MathUnit::Bf16 } else { MathUnit::F32 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Op;
+    use crate::ops::{AttentionPart, KeySource};
+
+    fn heads(heads_first: HeadsFirst) -> AttentionHeads {
+        AttentionHeads {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 8,
+            scale: 0.5,
+            heads_first,
+            ..AttentionHeads::default()
+        }
+    }
+
+    #[test]
+    fn the_order_of_heads_is_written_only_if_it_is_another() {
+        let first = |q, k, v, o| HeadsFirst { q, k, v, o };
+        for (heads_first, letters) in [
+            (first(false, false, false, false), ""),
+            (first(true, true, true, true), " heads_first=qkvo"),
+            (first(false, true, true, false), " heads_first=kv"),
+        ] {
+            let op: Op = Attention { heads: heads(heads_first) }.into();
+            let json = serde_json::to_string(&op).unwrap();
+            assert_eq!(json.contains("heads_first"), !letters.is_empty(), "{json}");
+            assert_eq!(serde_json::from_str::<Op>(&json).unwrap(), op);
+            let text = heads(heads_first).text();
+            assert_eq!(text, format!("heads=4 kv_heads=2 head_dim=8{letters}"));
+        }
+        let misspelt = r#"{"op": "attention", "heads": {"heads": 4, "kv_heads": 2, "head_dim": 8,
+            "scale": 0.5, "causal": true, "heads_first": {"queries": true}}}"#;
+        assert!(serde_json::from_str::<Op>(misspelt).is_err());
+    }
+
+    #[test]
+    fn a_part_has_the_tokens_first() {
+        let of = |columns| TensorType {
+            shape: Shape(vec![Dim::fixed(6), Dim::fixed(columns)]),
+            dtype: DType::Bf16,
+        };
+        let heads = heads(HeadsFirst { k: true, ..HeadsFirst::default() });
+        let part = AttentionPart { heads, keys: KeySource::Own };
+        let error = part.infer(&[of(32), of(16), of(16)]).unwrap_err().to_string();
+        assert!(error.contains("got heads first in k"), "{error}");
     }
 }

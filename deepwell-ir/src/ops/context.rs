@@ -224,6 +224,7 @@ impl OpRule for AttentionPart {
         let check = Check::count(self.name(), inputs, &self.heads.names(&["q", "k", "v"]))?;
         check.same_float(&[0, 1, 2])?;
         check_mask(&check, &self.heads, self.places)?;
+        self.heads.check_tokens_first(&check)?;
         let out = self.heads.check(&check, 0, 3)?;
         Ok(vec![
             OutputType::statistic("", out, DType::F32),

@@ -56,7 +56,7 @@ pub use add_positions::{
     AddPositions, AddPositionsBackward, AddPositionsOfPart, AddPositionsOfPartBackward,
 };
 pub use amax::Amax;
-pub use attention::{Attention, AttentionBackward, AttentionHeads};
+pub use attention::{Attention, AttentionBackward, AttentionHeads, HeadsFirst};
 pub use capacity::{capacity, capacity_sizes_rows};
 pub use cast::Cast;
 pub use collective::{Collective, CollectiveKind, Reduction};

@@ -10,7 +10,7 @@
 
 // Version of the interface of plans: a library with the same number, or a larger one, serves a
 // caller that was written for this number.
-#define DW_ABI_VERSION 2
+#define DW_ABI_VERSION 3
 
 // Dimensions of an operand at most.
 #define DW_MAX_RANK 8

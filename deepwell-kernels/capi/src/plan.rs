@@ -16,7 +16,7 @@ use crate::template::{self, Template};
 
 /// Version of the interface of plans: a library with the same number, or a larger one, serves a
 /// caller that was written for this number.
-pub const DW_ABI_VERSION: u32 = 2;
+pub const DW_ABI_VERSION: u32 = 3;
 
 /// Alignment of every operand and workspace, because kernels copy whole lines.
 const ALIGNMENT_BYTES: usize = 64;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from deepwell import ops
+from deepwell import attention_ops, ops
 from deepwell.library import UnsupportedError
 
 
@@ -158,29 +158,26 @@ def rope_table(cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, sinks, documents, scale, causal, window):
+    def forward(ctx, q, k, v, sinks, documents, scale, causal, window, heads_first):
+        settings = (scale, causal, window, heads_first)
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        o, lse = ops.attention(q, k, v, sinks, documents, scale, causal, window)
+        o, lse = attention_ops.attention(q, k, v, sinks, documents, *settings)
         ctx.save_for_backward(q, k, v, o, lse, sinks, documents)
-        ctx.settings = (scale, causal, window)
+        ctx.settings = settings
         return o
 
     @staticmethod
     def backward(ctx, dout):
         q, k, v, o, lse, sinks, documents = ctx.saved_tensors
-        dq, dk, dv, dsinks = ops.attention_backward(
+        dq, dk, dv, dsinks = attention_ops.attention_backward(
             dout.contiguous(), q, k, v, o, lse, sinks, documents, *ctx.settings
         )
-        return dq, dk, dv, None if sinks is None else dsinks, None, None, None, None
+        return dq, dk, dv, None if sinks is None else dsinks, *[None] * 5
 
 
-def _heads_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
-    """Whether memory has the tokens of one head together, in q, k and v of equally many heads."""
-
-    def is_heads_first(t: torch.Tensor) -> bool:
-        return not t.is_contiguous() and t.transpose(1, 2).is_contiguous()
-
-    return q.shape[2] == k.shape[2] and all(is_heads_first(t) for t in (q, k, v))
+def _has_heads_first(tensor: torch.Tensor) -> bool:
+    """Whether memory has the tokens of a head together."""
+    return not tensor.is_contiguous() and tensor.transpose(1, 2).is_contiguous()
 
 
 def attention(
@@ -193,6 +190,7 @@ def attention(
     window: int = 0,
     sinks: torch.Tensor | None = None,
     documents: torch.Tensor | None = None,
+    heads_first_output: bool | None = None,
 ) -> torch.Tensor:
     """Attention of ``[batch, seq, heads, head_dim]``; k and v may have fewer heads.
 
@@ -201,26 +199,27 @@ def attention(
     the end of the keys of each token's document. Heads without a kernel for the forward pass, or
     for the gradients that the call will need, raise :class:`UnsupportedError`.
 
-    Views of contiguous ``[batch, heads, seq, head_dim]`` are not copied if q, k and v have equally
-    many heads, and sinks and documents are absent: each head is then a sequence of its own.
+    Each of q, k and v may be a view of a contiguous ``[batch, heads, seq, head_dim]``. On Hopper,
+    Blackwell of data centers and CPUs such views are not copied. ``heads_first_output`` says
+    whether the output is such a view, too; without it the output has the order of q.
     """
     q, k, v = _autocast(q, k, v)
     keeps = _keeps(q, k, v, *(() if sinks is None else (sinks,)))
     if keeps and not torch.compiler.is_compiling():
         # Now, rather than in the backward pass.
-        if reason := ops.missing_attention(q.shape[2], k.shape[2], q.shape[3], q):
+        if reason := attention_ops.missing_attention(q.shape[2], k.shape[2], q.shape[3], q):
             raise UnsupportedError(reason)
     scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
     sinks = None if sinks is None else sinks.float()
-    settings = (scale, bool(causal), int(window))
+    orders = [_has_heads_first(t) for t in (q, k, v)]
+    orders.append(orders[0] if heads_first_output is None else heads_first_output)
+    q, k, v = (t.transpose(1, 2) if is_first else t for t, is_first in zip((q, k, v), orders))
+    heads_first = sum(is_first << bit for bit, is_first in enumerate(orders))
     attend = _Attention.apply if keeps else _attention_without_gradients
-    if sinks is None and documents is None and _heads_first(q, k, v):
-        batch, seq, heads, head_dim = q.shape
-        rows = (t.transpose(1, 2).reshape(batch * heads, seq, 1, head_dim) for t in (q, k, v))
-        o = attend(*rows, None, None, *settings)
-        return o.view(batch, heads, seq, head_dim).transpose(1, 2)
-    return attend(q, k, v, sinks, documents, *settings)
+    settings = (scale, bool(causal), int(window), heads_first)
+    o = attend(q, k, v, sinks, documents, *settings)
+    return o.transpose(1, 2) if orders[3] else o
 
 
 def _attention_without_gradients(*operands) -> torch.Tensor:
-    return ops.attention(*operands)[0]
+    return attention_ops.attention(*operands)[0]

@@ -220,6 +220,8 @@ def forward(
         window=window,
         sinks=s_aux,
         documents=attention_mask,
+        # Models join the heads of a token.
+        heads_first_output=False,
     )
     return out, None
 

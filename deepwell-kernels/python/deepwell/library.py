@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 #: Version of the interface of plans that this package is written for.
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 #: Path of another library than the one in the package.
 LIBRARY_VARIABLE = "DEEPWELL_LIBRARY"

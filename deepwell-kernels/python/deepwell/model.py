@@ -9,7 +9,7 @@ import weakref
 import torch
 from torch import nn
 
-from deepwell import experts, hf_attention, multihead, ops, rotary, swaps  # noqa: F401
+from deepwell import attention_ops, experts, hf_attention, multihead, rotary, swaps  # noqa: F401
 from deepwell.library import DeepwellError, UnsupportedError, is_available
 
 _LOG = logging.getLogger("deepwell")
@@ -82,7 +82,10 @@ def optimize(
     if precision not in _PRECISIONS:
         raise ValueError(f"precision: expected one of {_PRECISIONS}, got {precision!r}")
     if precision == "nvfp4":
-        raise UnsupportedError("precision: no GPU kernels for NVFP4 yet\nhint: precision='mxfp8'")
+        raise UnsupportedError(
+            "precision: expected 'bf16', 'mxfp8' or 'auto', got 'nvfp4'\n"
+            "hint: precision='mxfp8', or deepwell.capture, whose trainer has NVFP4"
+        )
     report = _REPORTS.setdefault(model, Report())
     available, reason = (True, "") if on_cpu else is_available()
     if not available:
@@ -157,7 +160,9 @@ def _leaves_attention(model) -> str | None:
     head_dim = getattr(config, "head_dim", None) or hidden // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     like = next(model.parameters())
-    return None if like.is_meta else ops.missing_attention(heads, kv_heads, head_dim, like)
+    if like.is_meta:
+        return None
+    return attention_ops.missing_attention(heads, kv_heads, head_dim, like)
 
 
 def _swap_attention(model: nn.Module, report: Report) -> None:

@@ -1,7 +1,7 @@
 """Operators of ``torch.ops.deepwell``: one call of the library each, without gradients or casts.
 
-Tensors of tokens are ``[…, width]``. Attention takes ``[batch, seq, heads, head_dim]``. Every
-operator returns new tensors, contiguous, on the device of its inputs.
+Tensors of tokens are ``[…, width]``. Every operator returns new tensors, contiguous, on the device
+of its inputs. :mod:`deepwell.attention_ops` has the operators of attention.
 """
 
 from __future__ import annotations
@@ -202,6 +202,14 @@ def layer_norm_backward_fake(dy, x, weight, mean, rstd):
     return _like(x), _f32(x, x.shape[-1]), _f32(x, x.shape[-1])
 
 
+def _tokens(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Shape of heads, or of a table, in the library: one row for each token."""
+    shape = tensor.shape
+    if len(shape) == 4:
+        return shape[0] * shape[1], shape[2] * shape[3]
+    return tuple(shape)
+
+
 @functools.cache
 def _rope_op(heads: int, head_dim: int, back: bool) -> bytes:
     return plans.encode("rope_by_table", heads=heads, head_dim=head_dim, back=back)
@@ -221,111 +229,3 @@ def rope(x, table, back):
 @rope.fake
 def rope_fake(x, table, back):
     return _like(x)
-
-
-@functools.cache
-def attention_op(name, heads, kv_heads, head_dim, scale, causal, window, sinks, documents) -> bytes:
-    """An attention as the library reads it. ``window`` is 0 for none."""
-    attributes = {
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "scale": scale,
-        "causal": causal,
-    }
-    if window:
-        attributes["window"] = window
-    if sinks:
-        attributes["sinks"] = True
-    if documents:
-        attributes["documents"] = True
-    return plans.encode(name, heads=attributes)
-
-
-def missing_attention(heads: int, kv_heads: int, head_dim: int, like: torch.Tensor) -> str | None:
-    """Why no kernel serves an attention with these heads and its gradients, on the device of a
-    tensor; ``None`` if kernels serve it."""
-    if like.dtype not in (torch.bfloat16, torch.float32):
-        return f"kernels take BF16 or FP32, not {like.dtype}"
-    # A model in FP32 has BF16 attention under autocast on a GPU; without it, calls fall back.
-    dtype = torch.bfloat16 if plans.is_gpu(like.device) else like.dtype
-    return _missing_attention(heads, kv_heads, head_dim, dtype, plans.device_name(like.device))
-
-
-@functools.cache
-def _missing_attention(heads, kv_heads, head_dim, dtype, device) -> str | None:
-    rows = 256
-    q = (dtype, (rows, heads * head_dim))
-    k = (dtype, (rows, kv_heads * head_dim))
-    lse = (torch.float32, (1, heads, rows))
-    settings = (heads, kv_heads, head_dim, head_dim**-0.5, True, 0, False, False)
-    forward = attention_op("attention", *settings)
-    backward = attention_op("attention_backward", *settings)
-    for op, types, inputs in (
-        (forward, [q, k, k, q, lse], 3),
-        (backward, [q, q, k, k, q, lse, q, k, k], 6),
-    ):
-        if reason := plans.unsupported(device, op, types, inputs, 1, rows):
-            return reason
-    return None
-
-
-def _tokens(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Shape of an operand of attention in the library: one row for each token."""
-    shape = tensor.shape
-    if len(shape) == 4:
-        return shape[0] * shape[1], shape[2] * shape[3]
-    if tensor.dtype == torch.int32:
-        return shape[0] * shape[1], shape[2]
-    return tuple(shape)
-
-
-def _run_attention(name, operands, outputs, sinks, documents, scale, causal, window) -> None:
-    """Runs attention, or its backward, whose first operand is the gradient of its output."""
-    extras = [extra for extra in (sinks, documents) if extra is not None]
-    q, k = operands[:2] if name == "attention" else operands[1:3]
-    batch, seq, heads, head_dim = q.shape
-    has = (sinks is not None, documents is not None)
-    op = attention_op(name, heads, k.shape[2], head_dim, scale, causal, window, *has)
-    plans.run(op, [*operands, *extras], outputs, batch, seq, _tokens)
-
-
-@operator(
-    "attention(Tensor q, Tensor k, Tensor v, Tensor? sinks, Tensor? documents, float scale,"
-    " bool causal, int window) -> (Tensor, Tensor)"
-)
-def attention(q, k, v, sinks, documents, scale, causal, window):
-    o, lse = attention_fake(q, k, v, sinks, documents, scale, causal, window)
-    if q.numel():
-        settings = (sinks, documents, scale, causal, window)
-        _run_attention("attention", [q, k, v], [o, lse], *settings)
-    return o, lse
-
-
-@attention.fake
-def attention_fake(q, k, v, sinks, documents, scale, causal, window):
-    return _like(q), _f32(q, q.shape[0], q.shape[2], q.shape[1])
-
-
-@operator(
-    "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse,"
-    " Tensor? sinks, Tensor? documents, float scale, bool causal, int window)"
-    " -> (Tensor, Tensor, Tensor, Tensor)"
-)
-def attention_backward(dout, q, k, v, o, lse, sinks, documents, scale, causal, window):
-    gradients = attention_backward_fake(
-        dout, q, k, v, o, lse, sinks, documents, scale, causal, window
-    )
-    dq, dk, dv, dsinks = gradients
-    if not q.numel():
-        return dq, dk, dv, dsinks.zero_()
-    outputs = [dq, dk, dv] if sinks is None else [dq, dk, dv, dsinks]
-    settings = (sinks, documents, scale, causal, window)
-    _run_attention("attention_backward", [dout, q, k, v, o, lse], outputs, *settings)
-    return gradients
-
-
-@attention_backward.fake
-def attention_backward_fake(dout, q, k, v, o, lse, sinks, documents, scale, causal, window):
-    count = 0 if sinks is None else q.shape[2]
-    return _like(q), _like(k), _like(v), _f32(q, count)

@@ -1,7 +1,7 @@
 """Tests run on the CPU kernels of the library: of the wheel, of DEEPWELL_LIBRARY, or of a build.
 
 Without ``--all`` a test runs with as few combinations of its parameters as have every value of each
-parameter once: CI does this. ``--all`` runs every combination.
+parameter once, and without the tests marked ``slow``: CI does this. ``--all`` runs everything.
 """
 
 import os
@@ -39,7 +39,11 @@ _find_library()
 
 
 def pytest_addoption(parser):
-    parser.addoption("--all", action="store_true", help="every combination of parameters")
+    parser.addoption("--all", action="store_true", help="every combination, and slow tests")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: half a minute or more of compilation")
 
 
 def covering(combinations: list[dict]) -> list[bool]:
@@ -58,9 +62,9 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("--all"):
         return
     of_function: dict[str, list] = {}
+    dropped = [item for item in items if item.get_closest_marker("slow")]
     for item in items:
         of_function.setdefault(item.nodeid.split("[")[0], []).append(item)
-    dropped = []
     for rows in of_function.values():
         # By identity: parameters may be functions and lists.
         combinations = [

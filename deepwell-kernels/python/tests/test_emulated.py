@@ -40,6 +40,18 @@ def randoms(*shapes):
     return lambda: [torch.randn(shape) for shape in shapes]
 
 
+def heads_first(order, *shapes):
+    """Queries, keys and values, with the heads before the tokens in memory for names in `order`."""
+
+    def make(name, shape):
+        batch, seq, heads, head_dim = shape
+        if name not in order:
+            return torch.randn(shape)
+        return torch.randn(batch, heads, seq, head_dim).transpose(1, 2)
+
+    return lambda: [make(name, shape) for name, shape in zip("qkv", shapes)]
+
+
 WIDE = (256,)
 TARGETS = torch.arange(40) * 2
 CASES = {
@@ -59,6 +71,14 @@ CASES = {
     ),
     "attention 128": (
         functional.attention, sdpa, randoms((2, 65, 2, 128), (2, 65, 2, 128), (2, 65, 2, 128))
+    ),
+    "attention 64, heads first": (
+        functional.attention, sdpa,
+        heads_first("qkv", (2, 70, 4, 64), (2, 70, 2, 64), (2, 70, 2, 64)),
+    ),
+    "attention 128, a cache": (
+        functional.attention, sdpa,
+        heads_first("kv", (1, 65, 4, 128), (1, 65, 1, 128), (1, 65, 1, 128)),
     ),
     "linear_cross_entropy": (
         lambda x, w: cross_entropy.linear_cross_entropy(x, w, TARGETS),
@@ -83,6 +103,8 @@ def test_next_to_pytorch(name):
     for a, b in [(got, expected), *((i.grad, e.grad) for i, e in zip(inputs, exact))]:
         assert (a.float() - b).norm() <= tolerance * b.norm()
     assert all(plan.kernel.startswith("cuda_") for plan in plans._PLANS.values())
+    in_place = [b"heads_first" in op for op, *_ in plans._PLANS]
+    assert in_place == [name.endswith(("first", "cache"))] * len(in_place)
 
 
 @pytest.mark.parametrize(

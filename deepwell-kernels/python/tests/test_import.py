@@ -1,5 +1,6 @@
 """The package without PyTorch, without a GPU and without its library."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -30,6 +31,12 @@ def test_without_the_library():
     said = run(code, DEEPWELL_LIBRARY="/nowhere/libdeepwell.so")
     assert "expected a file at /nowhere/libdeepwell.so, found none" in said
     assert "hint: install the wheel" in said
+
+
+def test_no_check_vanishes_with_python_o():
+    for path in (FOLDER / "deepwell").glob("*.py"):
+        found = [node for node in ast.walk(ast.parse(path.read_text())) if type(node) is ast.Assert]
+        assert not found, f"{path.name}, line {found[0].lineno}"
 
 
 def test_every_public_name_is_there():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from families import batch, model
+from test_ops import LAYOUTS
 from torch import nn
 
 import deepwell
@@ -33,15 +34,38 @@ def dequantized(data, scales, granularity_rows, columns):
     ("mxfp8_quantize_both", (32, True)),
 ])  # fmt: skip
 @pytest.mark.parametrize("shape", [(128, 256), (0, 64), (2, 64, 256)])
-def test_opcheck(name, arguments, shape):
-    x = torch.randn(shape).bfloat16()
+@pytest.mark.parametrize("make", LAYOUTS)
+def test_opcheck(name, arguments, shape, make):
+    x = make(*shape, dtype=torch.bfloat16)
     torch.library.opcheck(getattr(OPS, name).default, (x, *arguments), test_utils=CHECKS)
 
 
 @pytest.mark.parametrize("name, count", [("mxfp8_swiglu", 2), ("mxfp8_swiglu_backward", 3)])
-def test_opcheck_of_swiglu(name, count):
-    tensors = [torch.randn(2, 64, 256).bfloat16() for _ in range(count)]
+@pytest.mark.parametrize("make", LAYOUTS)
+@pytest.mark.parametrize("tokens", [0, 64])
+def test_opcheck_of_swiglu(name, count, make, tokens):
+    tensors = [make(2, tokens, 256, dtype=torch.bfloat16) for _ in range(count)]
     torch.library.opcheck(getattr(OPS, name).default, (*tensors, 32), test_utils=CHECKS)
+
+
+@pytest.mark.parametrize("kind", ["fprop", "wgrad"])
+@pytest.mark.parametrize("rows", [0, 128])
+def test_opcheck_of_gemm(kind, rows):
+    square = kind == "fprop"
+    a = OPS.mxfp8_quantize(torch.randn(rows, 128).bfloat16(), False, 32, False)
+    b = OPS.mxfp8_quantize(torch.randn(256, 128).bfloat16(), False, 32, square)
+    arguments = (*a, *b, kind, 32, square)
+    # PyTorch cannot compare E4M3 tensors, which the schema check does.
+    torch.library.opcheck(OPS.mxfp8_gemm.default, arguments, test_utils=CHECKS[1:])
+
+
+@pytest.mark.parametrize("make", LAYOUTS[1:])
+def test_a_layout_changes_no_bit(make):
+    x = make(128, 256, dtype=torch.bfloat16)
+    for got, expected in zip(
+        OPS.mxfp8_quantize_both(x, 32, False), OPS.mxfp8_quantize_both(x.clone(), 32, False)
+    ):
+        assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
 
 
 @pytest.mark.parametrize("granularity", [32, 128])

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from deepwell import cross_entropy, experts, functional, ops  # noqa: F401
+from deepwell import attention_ops, cross_entropy, experts, functional  # noqa: F401
 
 OPS = torch.ops.deepwell
 #: Results are rounded to BF16 once, so they differ by at most a unit of the largest, 2^-8; sums of
@@ -40,7 +40,9 @@ def arguments(make, tokens):
     heads = lambda count: make(1, tokens, count, 16)  # noqa: E731
     lse = torch.zeros(1, 4, tokens)
     ranges = torch.tensor([0, tokens], dtype=torch.int32).expand(1, tokens, 2)
-    settings = (0.25, True, 0)
+    settings = (0.25, True, 0, 0)
+    # Keys and values with the heads first.
+    first = (0.25, True, 0, attention_ops.K_FIRST | attention_ops.V_FIRST)
     sinks = torch.randn(4)
     targets = torch.arange(tokens, dtype=torch.int32)
     return {
@@ -59,8 +61,15 @@ def arguments(make, tokens):
         "grouped_gemm": (x(), make(3, 16, 32), torch.zeros(4, dtype=torch.int32), False),
         "grouped_gemm_wgrad": (x(), x(), torch.zeros(4, dtype=torch.int32)),
         "attention": (heads(4), heads(2), heads(2), sinks, ranges, *settings),
+        "attention heads first": (
+            heads(4), make(1, 2, tokens, 16), make(1, 2, tokens, 16), sinks, ranges, *first
+        ),
         "attention_backward": (
             heads(4), heads(4), heads(2), heads(2), heads(4), lse, None, ranges, *settings
+        ),
+        "attention_backward heads first": (
+            heads(4), heads(4), make(1, 2, tokens, 16), make(1, 2, tokens, 16), heads(4), lse,
+            None, ranges, *first
         ),
     }  # fmt: skip
 
@@ -73,7 +82,7 @@ NAMES = list(arguments(contiguous, 4))
 @pytest.mark.parametrize("tokens", [0, 1, 7])
 def test_opcheck(name, make, tokens):
     # Catches a fake with another shape, type or stride than the operator, and undeclared writes.
-    call = getattr(OPS, name).default
+    call = getattr(OPS, name.split()[0]).default
     utilities = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
     torch.library.opcheck(call, arguments(make, tokens)[name], test_utils=utilities)
 
@@ -85,7 +94,7 @@ def test_a_layout_changes_no_value(name, make):
     given = arguments(make, 7)[name]
     plain = [a.contiguous().clone() if isinstance(a, torch.Tensor) else a for a in given]
     as_tuple = lambda out: out if isinstance(out, tuple) else (out,)  # noqa: E731
-    call = getattr(OPS, name)
+    call = getattr(OPS, name.split()[0])
     for got, expected in zip(as_tuple(call(*given)), as_tuple(call(*plain))):
         assert torch.equal(got.nan_to_num(), expected.nan_to_num())
 
@@ -93,7 +102,8 @@ def test_a_layout_changes_no_value(name, make):
 def test_every_operator_is_checked():
     from deepwell.ops import OPERATORS
 
-    assert {name for name in OPERATORS if not name.startswith("mxfp8")} == set(NAMES)
+    checked = {name.split()[0] for name in NAMES}
+    assert {name for name in OPERATORS if not name.startswith("mxfp8")} == checked
 
 
 def check(ours, theirs, inputs, dtype):

@@ -25,14 +25,15 @@ def train(net, steps=3):
 
 
 @pytest.mark.parametrize("order", ["optimize, then PEFT", "PEFT, then optimize"])
-def test_lora(order, tmp_path):
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_lora(order, use_dora, tmp_path):
     results = []
     for is_optimized in (False, True):
         net = model("llama", attn_implementation="eager")
         if is_optimized and order.startswith("optimize"):
             deepwell.optimize(net, on_cpu=True)
         torch.manual_seed(5)
-        net = peft.get_peft_model(net, peft.LoraConfig(**CONFIG))
+        net = peft.get_peft_model(net, peft.LoraConfig(**CONFIG, use_dora=use_dora))
         if is_optimized and order.startswith("PEFT"):
             deepwell.optimize(net, on_cpu=True)
         assert any(map(swaps.is_swapped, net.modules())) == is_optimized
@@ -48,3 +49,17 @@ def test_lora(order, tmp_path):
     assert (ours - theirs).abs().max() < 1e-4
     assert (our_logits - their_logits).abs().max() < 1e-3
     assert our_names == their_names
+
+
+def test_unload_gives_the_model_back():
+    net = deepwell.optimize(model("llama"), on_cpu=True)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    adapted = peft.get_peft_model(net, peft.LoraConfig(**CONFIG))
+    train(adapted)
+    unloaded = adapted.unload()
+    assert any(map(swaps.is_swapped, unloaded.modules()))
+    after = unloaded.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+    deepwell.restore(unloaded)
+    assert not any(map(swaps.is_swapped, unloaded.modules()))

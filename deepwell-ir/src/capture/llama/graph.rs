@@ -147,6 +147,7 @@ impl<'a> LlamaBuilder<'a> {
             sinks: config.family.has_sinks(),
             value_dim: None,
             documents: false,
+            heads_first: ops::HeadsFirst::default(),
         };
         let mut inputs = vec![q, k, v];
         if heads.sinks {

@@ -18,6 +18,8 @@
 //! | lse | `[batch, heads, seq]`, `f32`, natural logarithm |
 //! | documents, if separated | `[tokens, 2]`, `i32`: begin and end of a token's document |
 //!
+//! Operands named by `heads_first` are `[batch, heads, seq, width]` instead.
+//!
 //! Query head `h` reads key and value head `h / (heads / kv_heads)`. The online softmax of a head
 //! starts from its sink: a score before all keys, with a value of zero. Tiles of keys before the
 //! windows, or the documents, of all queries of a tile are skipped.
@@ -53,7 +55,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use deepwell_ir::ops::{AttentionHeads, KeySource, PartPlaces};
+use deepwell_ir::ops::{AttentionHeads, HeadsFirst, KeySource, PartPlaces};
 
 use crate::runtime::cpu::element::Element;
 use crate::runtime::cpu::gemm::{self, ALIGNMENT, DataKind, GemmError, Operand, Tier};
@@ -98,31 +100,33 @@ pub struct AttentionShape {
     pub keys: KeySource,
     /// Where queries and keys are in the whole sequence, for a window on several ranks.
     pub places: Option<PartPlaces>,
+    /// Operands that have the heads before the tokens.
+    pub heads_first: HeadsFirst,
 }
 
 impl AttentionShape {
     /// Elements of q.
     #[must_use]
     pub fn query_len(&self) -> usize {
-        self.batch * self.seq * self.query_stride()
+        self.batch * self.seq * self.heads * self.head_dim
     }
 
     /// Elements of k.
     #[must_use]
     pub fn key_len(&self) -> usize {
-        self.batch * self.seq * self.key_stride()
+        self.batch * self.seq * self.kv_heads * self.head_dim
     }
 
     /// Elements of v.
     #[must_use]
     pub fn value_len(&self) -> usize {
-        self.batch * self.seq * self.value_stride()
+        self.batch * self.seq * self.kv_heads * self.value_dim
     }
 
     /// Elements of out.
     #[must_use]
     pub fn out_len(&self) -> usize {
-        self.batch * self.seq * self.out_stride()
+        self.batch * self.seq * self.heads * self.value_dim
     }
 
     /// Elements of lse.
@@ -131,24 +135,24 @@ impl AttentionShape {
         self.batch * self.heads * self.seq
     }
 
-    /// Distance between tokens in q.
-    fn query_stride(&self) -> usize {
-        self.heads * self.head_dim
+    /// Order of the vectors of q.
+    fn query_order(&self) -> Order {
+        Order::new(self.seq, self.heads, self.head_dim, self.heads_first.q)
     }
 
-    /// Distance between tokens in k.
-    fn key_stride(&self) -> usize {
-        self.kv_heads * self.head_dim
+    /// Order of the vectors of k.
+    fn key_order(&self) -> Order {
+        Order::new(self.seq, self.kv_heads, self.head_dim, self.heads_first.k)
     }
 
-    /// Distance between tokens in v.
-    fn value_stride(&self) -> usize {
-        self.kv_heads * self.value_dim
+    /// Order of the vectors of v.
+    fn value_order(&self) -> Order {
+        Order::new(self.seq, self.kv_heads, self.value_dim, self.heads_first.v)
     }
 
-    /// Distance between tokens in out.
-    fn out_stride(&self) -> usize {
-        self.heads * self.value_dim
+    /// Order of the vectors of out.
+    fn out_order(&self) -> Order {
+        Order::new(self.seq, self.heads, self.value_dim, self.heads_first.o)
     }
 
     fn group(&self) -> usize {
@@ -248,6 +252,29 @@ impl Tile {
     }
 }
 
+/// Distances in an operand, in elements.
+#[derive(Clone, Copy, Debug)]
+struct Order {
+    /// Between sequences.
+    sequence: usize,
+    /// Between heads of a token.
+    head: usize,
+    /// Between tokens of a head.
+    token: usize,
+}
+
+impl Order {
+    fn new(seq: usize, heads: usize, width: usize, heads_first: bool) -> Order {
+        let [head, token] = if heads_first { [seq * width, width] } else { [width, heads * width] };
+        Order { sequence: seq * heads * width, head, token }
+    }
+
+    #[inline(always)]
+    fn offset(self, batch: usize, head: usize, token: usize) -> usize {
+        batch * self.sequence + head * self.head + token * self.token
+    }
+}
+
 /// One (sequence, query head) and the corresponding key head.
 #[derive(Clone, Copy)]
 struct Head {
@@ -259,22 +286,22 @@ struct Head {
 impl Head {
     /// Offset of a token's vector of this head in q.
     fn query_offset(self, shape: &AttentionShape, token: usize) -> usize {
-        ((self.batch * shape.seq + token) * shape.heads + self.head) * shape.head_dim
+        shape.query_order().offset(self.batch, self.head, token)
     }
 
     /// Offset of a token's vector of this head's key head in k.
     fn key_offset(self, shape: &AttentionShape, token: usize) -> usize {
-        ((self.batch * shape.seq + token) * shape.kv_heads + self.kv_head) * shape.head_dim
+        shape.key_order().offset(self.batch, self.kv_head, token)
     }
 
     /// Offset of a token's vector of this head in out.
     fn out_offset(self, shape: &AttentionShape, token: usize) -> usize {
-        ((self.batch * shape.seq + token) * shape.heads + self.head) * shape.value_dim
+        shape.out_order().offset(self.batch, self.head, token)
     }
 
     /// Offset of a token's vector of this head's value head in v.
     fn value_offset(self, shape: &AttentionShape, token: usize) -> usize {
-        ((self.batch * shape.seq + token) * shape.kv_heads + self.kv_head) * shape.value_dim
+        shape.value_order().offset(self.batch, self.kv_head, token)
     }
 
     /// Offset of this head's tokens in lse.
@@ -289,7 +316,7 @@ impl Head {
         data: &'a [E],
         tile: Tile,
     ) -> Operand<'a> {
-        Operand::rows(&data[self.query_offset(shape, tile.first)..], shape.query_stride())
+        Operand::rows(&data[self.query_offset(shape, tile.first)..], shape.query_order().token)
     }
 
     /// The tile of dout as `[count, value_dim]`.
@@ -299,7 +326,7 @@ impl Head {
         data: &'a [E],
         tile: Tile,
     ) -> Operand<'a> {
-        Operand::rows(&data[self.out_offset(shape, tile.first)..], shape.out_stride())
+        Operand::rows(&data[self.out_offset(shape, tile.first)..], shape.out_order().token)
     }
 
     /// The tile of v as `[count, value_dim]`.
@@ -309,7 +336,7 @@ impl Head {
         data: &'a [E],
         tile: Tile,
     ) -> Operand<'a> {
-        Operand::rows(&data[self.value_offset(shape, tile.first)..], shape.value_stride())
+        Operand::rows(&data[self.value_offset(shape, tile.first)..], shape.value_order().token)
     }
 
     /// The tile of k as `[count, head_dim]`.
@@ -319,7 +346,7 @@ impl Head {
         data: &'a [E],
         tile: Tile,
     ) -> Operand<'a> {
-        Operand::rows(&data[self.key_offset(shape, tile.first)..], shape.key_stride())
+        Operand::rows(&data[self.key_offset(shape, tile.first)..], shape.key_order().token)
     }
 }
 
@@ -454,5 +481,6 @@ fn attention_shape(
         scale: heads.scale as f32,
         causal: heads.causal,
         window: heads.window,
+        heads_first: heads.heads_first,
     }
 }

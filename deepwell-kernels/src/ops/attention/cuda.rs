@@ -76,6 +76,32 @@ impl Sizes {
     }
 }
 
+/// The heads of an operand.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OperandHeads {
+    /// Number of heads.
+    pub(crate) count: usize,
+    /// Whether the heads precede the tokens in memory, see
+    /// [`HeadsFirst`](deepwell_ir::ops::HeadsFirst).
+    pub(crate) are_first: bool,
+}
+
+impl OperandHeads {
+    /// Rows from a row of a head to that of its next token. Kernels that take each row once, by
+    /// sequence and head, take operands with the heads first as sequences of one head.
+    pub(crate) fn of_token(self) -> usize {
+        if self.are_first { 1 } else { self.count }
+    }
+
+    /// The heads of queries, keys, values and output, and of their gradients.
+    pub(crate) fn of(heads: &AttentionHeads) -> [OperandHeads; 4] {
+        let first = heads.heads_first;
+        let query = |are_first| OperandHeads { count: heads.heads, are_first };
+        let key = |are_first| OperandHeads { count: heads.kv_heads, are_first };
+        [query(first.q), key(first.k), key(first.v), query(first.o)]
+    }
+}
+
 /// Tile width for a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Width {
@@ -162,6 +188,12 @@ pub(crate) fn reject_extension(heads: &AttentionHeads) -> Option<String> {
     ))
 }
 
+/// Reason for refusing heads before tokens, in kernels that compute addresses by themselves.
+pub(crate) fn reject_heads_first(heads: &AttentionHeads) -> Option<String> {
+    (!heads.heads_first.is_none())
+        .then(|| "takes operands with the tokens before the heads".to_string())
+}
+
 /// Reason for refusing values of another width than the keys.
 pub(crate) fn reject_values(heads: &AttentionHeads) -> Option<String> {
     let (keys, values) = (heads.head_dim, heads.value_dim());
@@ -207,7 +239,8 @@ pub(crate) fn scale_log2(heads: &AttentionHeads) -> f32 {
 fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let Op::Attention(op) = request.op else { return Some("takes `attention`".to_string()) };
     let out = request.input_count;
-    all_bf16(request, &[0, 1, 2, out])
+    reject_heads_first(&op.heads)
+        .or_else(|| all_bf16(request, &[0, 1, 2, out]))
         .or_else(|| reject_heads(&op.heads, &request.operands[out + 1].shape))
 }
 

@@ -4,7 +4,8 @@ use deepwell_ir::ops::AttentionHeads;
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::cuda::{
-    Sizes, documents_argument, extended_arguments, kernel_of, reject_heads, scale_log2,
+    Sizes, documents_argument, extended_arguments, kernel_of, reject_heads, reject_heads_first,
+    scale_log2,
 };
 use super::operand::backward;
 use crate::KernelError;
@@ -60,7 +61,8 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
         return Some("takes `attention_backward`".to_string());
     };
     let dq = request.input_count;
-    all_bf16(request, &[0, 1, 2, 3, 4, dq, dq + 1, dq + 2])
+    reject_heads_first(&op.heads)
+        .or_else(|| all_bf16(request, &[0, 1, 2, 3, 4, dq, dq + 1, dq + 2]))
         .or_else(|| reject_heads(&op.heads, &request.operands[backward::LSE].shape))
 }
 

@@ -5,7 +5,8 @@ use deepwell_ir::ops::AttentionHeads;
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::cuda::{
-    Sizes, UNIT, documents_argument, reject_sizes, reject_values, scale_log2, window_argument,
+    OperandHeads, Sizes, UNIT, documents_argument, reject_sizes, reject_values, scale_log2,
+    window_argument,
 };
 use super::cuda_backward::sink_gradients;
 use super::operand::backward;
@@ -212,8 +213,9 @@ impl Backward<'_, '_> {
         let function = device.function(FILE, &format!("{FILE}_rows_{lanes}"), 0)?;
         let mut arguments = [&dout, &out, &lse].map(DeviceTensor::argument).to_vec();
         arguments.extend([self.lse_log2, self.delta].map(Argument::Pointer));
+        let [.., of_out] = OperandHeads::of(self.heads);
         arguments.extend(
-            [sizes.seq, sizes.heads, sizes.head_dim].map(|size| Argument::U32(size as u32)),
+            [sizes.seq, of_out.of_token(), sizes.head_dim].map(|size| Argument::U32(size as u32)),
         );
         let ctas = (statistics_rows(&lse.shape) / rows_of_cta) as u32;
         Ok(Device::launch(function, ctas, STATISTICS_THREADS, 0, arguments))
@@ -236,15 +238,16 @@ impl Backward<'_, '_> {
         let [dout, q, k, v] = [0, 1, 2, 3].map(|index| self.call.input(index));
         let [dk, dv] = [1, 2].map(|index| self.call.output(index));
         let mut arguments = Vec::with_capacity(22);
-        for (tensor, heads, rows) in [
-            (&dout, self.sizes.heads, TILE_ROWS),
-            (&q, self.sizes.heads, TILE_ROWS),
-            (&k, self.sizes.kv_heads, TILE_ROWS),
-            (&v, self.sizes.kv_heads, TILE_ROWS),
-            (&dk, self.sizes.kv_heads, RESULT_ROWS),
-            (&dv, self.sizes.kv_heads, RESULT_ROWS),
+        let [of_q, of_k, of_v, of_out] = OperandHeads::of(self.heads);
+        for (tensor, of_tensor, rows) in [
+            (&dout, of_out, TILE_ROWS),
+            (&q, of_q, TILE_ROWS),
+            (&k, of_k, TILE_ROWS),
+            (&v, of_v, TILE_ROWS),
+            (&dk, of_k, RESULT_ROWS),
+            (&dv, of_v, RESULT_ROWS),
         ] {
-            let map = device.tensor_map(&head_boxes(tensor, &self.sizes, heads, rows))?;
+            let map = device.tensor_map(&head_boxes(tensor, &self.sizes, of_tensor, rows))?;
             arguments.push(Argument::TensorMap(map));
         }
         arguments.extend([self.lse_log2, self.delta].map(Argument::Pointer));
@@ -264,10 +267,9 @@ impl Backward<'_, '_> {
         let function = device.function(FILE, &self.name("queries"), shared)?;
         let (k, dq) = (self.call.input(2), self.call.output(0));
         let mut arguments = Vec::with_capacity(16);
-        for (tensor, heads, rows) in
-            [(&k, self.sizes.kv_heads, STAGE_KEYS), (&dq, self.sizes.heads, RESULT_ROWS)]
-        {
-            let map = device.tensor_map(&head_boxes(tensor, &self.sizes, heads, rows))?;
+        let [of_q, of_k, ..] = OperandHeads::of(self.heads);
+        for (tensor, of_tensor, rows) in [(&k, of_k, STAGE_KEYS), (&dq, of_q, RESULT_ROWS)] {
+            let map = device.tensor_map(&head_boxes(tensor, &self.sizes, of_tensor, rows))?;
             arguments.push(Argument::TensorMap(map));
         }
         arguments.extend(self.last_arguments(device, key_heads, 1));

@@ -1,9 +1,11 @@
 //! `sm90_attention_backward.cu`: gradients of attention on wgmma, in three launches.
 
+use deepwell_ir::ops::AttentionHeads;
 use deepwell_ir::{KernelRequest, Op, Target, Tile};
 
 use super::cuda::{
-    Sizes, documents_argument, reject_heads, reject_values, scale_log2, window_argument,
+    OperandHeads, Sizes, documents_argument, reject_heads, reject_values, scale_log2,
+    window_argument,
 };
 use super::cuda_backward::sink_gradients;
 use super::operand::backward;
@@ -153,16 +155,17 @@ pub(super) fn least_section(tiles: usize, sms: usize, heads: usize) -> usize {
 pub(super) fn launch_rows(
     call: &CallView<'_>,
     device: &mut Device<'_>,
-    sizes: &Sizes,
+    heads: &AttentionHeads,
     [lse_log2, delta]: [DevicePtr; 2],
 ) -> Result<Step, KernelError> {
     let [dout, out, lse] = [0, 4, 5].map(|index| call.input(index));
-    let (lanes, rows_of_cta) = if sizes.head_dim <= 64 { ("d64", 64) } else { ("d128", 32) };
+    let (lanes, rows_of_cta) = if heads.head_dim <= 64 { ("d64", 64) } else { ("d128", 32) };
     let name = format!("sm90_attention_backward_rows_{lanes}");
     let function = device.function("sm90_attention_backward", &name, 0)?;
     let mut arguments = [&dout, &out, &lse].map(DeviceTensor::argument).to_vec();
     arguments.extend([lse_log2, delta].map(Argument::Pointer));
-    let sizes_of_rows = [sizes.seq, sizes.heads, sizes.head_dim];
+    let [.., of_out] = OperandHeads::of(heads);
+    let sizes_of_rows = [lse.shape[2], of_out.of_token(), heads.head_dim];
     arguments.extend(sizes_of_rows.map(|size| Argument::U32(size as u32)));
     let ctas = (statistics_rows(&lse.shape) / rows_of_cta) as u32;
     Ok(Device::launch(function, ctas, STATISTICS_THREADS, 0, arguments))
@@ -197,7 +200,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let (key_heads, group) = (sizes.key_heads(), heads / kv_heads);
     let l2_bytes = device.driver.properties().l2_bytes;
     let sms = device.sm_count() as usize;
-    let rows = launch_rows(call, device, &sizes, [lse_log2, delta])?;
+    let rows = launch_rows(call, device, &op.heads, [lse_log2, delta])?;
 
     let is_extended = op.heads.extension().is_some();
     let ends = if is_extended { "_extended" } else { "" };
@@ -222,19 +225,19 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         let ctas = tiles.min(device.sm_count() as usize) as u32;
         Ok::<_, KernelError>(Device::launch(function, ctas, THREADS, shared, arguments))
     };
-    let of_queries = |tensor, rows| head_boxes(tensor, &sizes, heads, rows);
-    let of_keys = |tensor, rows| head_boxes(tensor, &sizes, kv_heads, rows);
+    let [of_q, of_k, of_v, of_out] = OperandHeads::of(&op.heads);
+    let boxes = |tensor, of_tensor, rows| head_boxes(tensor, &sizes, of_tensor, rows);
     let [stage_queries, ..] = shape.keys;
     let keys = launch(
         format!("keys_d{}_{stage_queries}", shape.head_dim),
         shape.key_bytes(),
         vec![
-            of_queries(&dout, stage_queries),
-            of_queries(&q, stage_queries),
-            of_keys(&k, TILE_ROWS),
-            of_keys(&v, TILE_ROWS),
-            of_keys(&dk, WAVE_ROWS),
-            of_keys(&dv, WAVE_ROWS),
+            boxes(&dout, of_out, stage_queries),
+            boxes(&q, of_q, stage_queries),
+            boxes(&k, of_k, TILE_ROWS),
+            boxes(&v, of_v, TILE_ROWS),
+            boxes(&dk, of_k, WAVE_ROWS),
+            boxes(&dv, of_v, WAVE_ROWS),
         ],
         tiles * key_heads,
         // The group's queries and dout are streamed.
@@ -245,11 +248,11 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         format!("queries_d{}_{stage_keys}", shape.head_dim),
         shape.query_bytes(),
         vec![
-            of_queries(&dout, TILE_ROWS),
-            of_queries(&q, TILE_ROWS),
-            of_keys(&k, stage_keys),
-            of_keys(&v, stage_keys),
-            of_queries(&dq, WAVE_ROWS),
+            boxes(&dout, of_out, TILE_ROWS),
+            boxes(&q, of_q, TILE_ROWS),
+            boxes(&k, of_k, stage_keys),
+            boxes(&v, of_v, stage_keys),
+            boxes(&dq, of_q, WAVE_ROWS),
         ],
         tiles * sizes.batch_heads,
         // Sections of whole groups, whose heads share keys and values.

@@ -3,7 +3,7 @@
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::cuda::{Sizes, reject_extension, reject_heads, scale_log2};
+use super::cuda::{OperandHeads, Sizes, reject_extension, reject_heads, scale_log2};
 use super::operand::backward;
 use super::sm90_attention_backward::{
     BOX_ELEMENTS, COUNTERS, SHARED_BESIDE_TILES, STATISTICS_THREADS, THREADS, TILE_ROWS, WAVE_ROWS,
@@ -136,6 +136,10 @@ fn longest_first_from(causal: bool, key_heads: usize, section: usize) -> usize {
     if last_section == 0 { key_heads.div_ceil(2) } else { last_section }
 }
 
+fn numbers(sizes: &[usize]) -> Vec<Argument> {
+    sizes.iter().map(|&size| Argument::U32(size as u32)).collect()
+}
+
 fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, KernelError> {
     let Op::AttentionBackward(op) = &call.call.op else {
         return Err(call.refuse("expected `attention_backward`"));
@@ -155,9 +159,6 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let statistics = [lse_log2, lse_log2.offset(parts.delta)].map(Argument::Pointer);
     let [counts, sums] =
         [parts.counts, parts.sums].map(|offset| Argument::Pointer(lse_log2.offset(offset)));
-    let numbers = |sizes: &[usize]| -> Vec<Argument> {
-        sizes.iter().map(|&size| Argument::U32(size as u32)).collect()
-    };
     let mut function = |of: &str, shared: u32| {
         let name = format!("sm90_attention_backward_ordered_{of}_d{width}");
         device.function("sm90_attention_backward_ordered", &name, shared)
@@ -174,7 +175,8 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let mut arguments = [&dout, &out, &lse].map(DeviceTensor::argument).to_vec();
     arguments.extend(statistics);
     arguments.push(counts);
-    arguments.extend(numbers(&[sizes.seq, heads, sizes.head_dim]));
+    let [of_q, of_k, of_v, of_out] = OperandHeads::of(&op.heads);
+    arguments.extend(numbers(&[sizes.seq, of_out.of_token(), sizes.head_dim]));
     let ctas = (tiles * sizes.batch_heads) as u32;
     let rows = Device::launch(of_rows, ctas, STATISTICS_THREADS, 0, arguments);
 
@@ -182,12 +184,12 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let section =
         sizes.section(key_heads, 4 * group, l2_bytes).max(least_section(tiles, sms, key_heads));
     let maps: [TensorMapSpec; 6] = [
-        head_boxes(&dout, &sizes, heads, block),
-        head_boxes(&q, &sizes, heads, block),
-        head_boxes(&k, &sizes, kv_heads, TILE_ROWS),
-        head_boxes(&v, &sizes, kv_heads, TILE_ROWS),
-        head_boxes(&dk, &sizes, kv_heads, WAVE_ROWS),
-        head_boxes(&dv, &sizes, kv_heads, WAVE_ROWS),
+        head_boxes(&dout, &sizes, of_out, block),
+        head_boxes(&q, &sizes, of_q, block),
+        head_boxes(&k, &sizes, of_k, TILE_ROWS),
+        head_boxes(&v, &sizes, of_v, TILE_ROWS),
+        head_boxes(&dk, &sizes, of_k, WAVE_ROWS),
+        head_boxes(&dv, &sizes, of_v, WAVE_ROWS),
     ];
     let mut arguments = Vec::with_capacity(20);
     for map in maps {
@@ -207,7 +209,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     let keys = Device::launch(of_keys, ctas, THREADS, shared_bytes(shape), arguments);
 
     let mut arguments = vec![sums, dq.argument()];
-    arguments.extend(numbers(&[sizes.seq, heads, sizes.head_dim]));
+    arguments.extend(numbers(&[sizes.seq, of_q.of_token(), sizes.head_dim]));
     arguments.push(Argument::F32(op.heads.scale as f32));
     let ctas = (sizes.seq.div_ceil(block) * sizes.batch_heads) as u32;
     let round = Device::launch(of_round, ctas, ROUND_THREADS, 0, arguments);

@@ -3,7 +3,7 @@
 
 use deepwell_ir::{KernelRequest, Op, Target};
 
-use super::cuda::{Sizes, reject_extension, reject_heads, scale_log2};
+use super::cuda::{OperandHeads, Sizes, reject_extension, reject_heads, scale_log2};
 use super::operand::backward;
 use super::sm90_attention_backward::{
     BOX_ELEMENTS, COUNTERS, SHARED_BESIDE_TILES, STATISTICS, THREADS, TILE_ROWS, WAVE_ROWS,
@@ -160,7 +160,7 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
     }
     let delta = lse_log2.offset(statistics_rows(&lse.shape) * size_of::<f32>());
     let memory = Memory { lse_log2, delta, tiles: lse_log2.offset(before) };
-    let mut steps = vec![launch_rows(call, device, &sizes, [lse_log2, delta])?];
+    let mut steps = vec![launch_rows(call, device, &op.heads, [lse_log2, delta])?];
     for first in (0..stored.key_heads).step_by(of_launch) {
         let heads = [first, of_launch.min(stored.key_heads - first)];
         steps.push(launch_keys(call, device, shape, &memory, heads)?);
@@ -195,15 +195,16 @@ fn launch_keys(
     let name = format!("sm90_attention_backward_stored_keys_d{}", shape.head_dim);
     let function = device.function("sm90_attention_backward_stored", &name, shape.key_bytes())?;
     let mut arguments = Vec::with_capacity(20);
-    for (tensor, heads, rows) in [
-        (&dout, sizes.heads, BLOCK),
-        (&q, sizes.heads, BLOCK),
-        (&k, sizes.kv_heads, TILE_ROWS),
-        (&v, sizes.kv_heads, TILE_ROWS),
-        (&dk, sizes.kv_heads, WAVE_ROWS),
-        (&dv, sizes.kv_heads, WAVE_ROWS),
+    let [of_q, of_k, of_v, of_out] = OperandHeads::of(&op.heads);
+    for (tensor, of_tensor, rows) in [
+        (&dout, of_out, BLOCK),
+        (&q, of_q, BLOCK),
+        (&k, of_k, TILE_ROWS),
+        (&v, of_v, TILE_ROWS),
+        (&dk, of_k, WAVE_ROWS),
+        (&dv, of_v, WAVE_ROWS),
     ] {
-        let map = device.tensor_map(&head_boxes(tensor, &sizes, heads, rows))?;
+        let map = device.tensor_map(&head_boxes(tensor, &sizes, of_tensor, rows))?;
         arguments.push(Argument::TensorMap(map));
     }
     arguments.extend([memory.lse_log2, memory.delta, memory.tiles].map(Argument::Pointer));
@@ -240,8 +241,9 @@ fn launch_queries(
     let name = format!("sm90_attention_backward_stored_queries_d{}", shape.head_dim);
     let function = device.function("sm90_attention_backward_stored", &name, shape.sum_bytes())?;
     let mut arguments = Vec::with_capacity(10);
-    for (tensor, heads) in [(&k, sizes.kv_heads), (&dq, sizes.heads)] {
-        let map = device.tensor_map(&head_boxes(tensor, &sizes, heads, BLOCK))?;
+    let [of_q, of_k, ..] = OperandHeads::of(&op.heads);
+    for (tensor, of_tensor) in [(&k, of_k), (&dq, of_q)] {
+        let map = device.tensor_map(&head_boxes(tensor, &sizes, of_tensor, BLOCK))?;
         arguments.push(Argument::TensorMap(map));
     }
     arguments.push(Argument::Pointer(memory.tiles));

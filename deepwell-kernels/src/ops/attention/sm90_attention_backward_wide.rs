@@ -6,7 +6,8 @@ use deepwell_ir::ops::AttentionHeads;
 use deepwell_ir::{KernelRequest, Op, Target};
 
 use super::cuda::{
-    Sizes, UNIT, documents_argument, is_extended, reject_sizes, scale_log2, window_argument,
+    OperandHeads, Sizes, UNIT, documents_argument, is_extended, reject_sizes, scale_log2,
+    window_argument,
 };
 use super::cuda_backward::sink_gradients;
 use super::operand::backward;
@@ -211,7 +212,8 @@ impl Wide<'_> {
         let function = device.function(FILE, &format!("{FILE}_rows"), 0)?;
         let mut arguments = [&dout, &out, &lse].map(DeviceTensor::argument).to_vec();
         arguments.extend([self.memory.lse_log2, self.memory.delta].map(Argument::Pointer));
-        arguments.extend(numbers([lse.shape[2], self.heads.heads, self.heads.value_dim()]));
+        let [.., of_out] = OperandHeads::of(self.heads);
+        arguments.extend(numbers([lse.shape[2], of_out.of_token(), self.heads.value_dim()]));
         let ctas = (statistics_rows(&lse.shape) / STATISTICS_ROWS) as u32;
         Ok(Device::launch(function, ctas, STATISTICS_THREADS, 0, arguments))
     }
@@ -232,15 +234,16 @@ impl Wide<'_> {
         let shared = self.shape.key_bytes();
         let function = device.function(FILE, &name, shared)?;
         let mut arguments = Vec::with_capacity(23);
-        for (tensor, sizes, heads) in [
-            (&dout, &of_values, sizes.heads),
-            (&q, &sizes, sizes.heads),
-            (&k, &sizes, sizes.kv_heads),
-            (&v, &of_values, sizes.kv_heads),
-            (&dk, &sizes, sizes.kv_heads),
-            (&dv, &of_values, sizes.kv_heads),
+        let [of_q, of_k, of_v, of_out] = OperandHeads::of(self.heads);
+        for (tensor, sizes, of_tensor) in [
+            (&dout, &of_values, of_out),
+            (&q, &sizes, of_q),
+            (&k, &sizes, of_k),
+            (&v, &of_values, of_v),
+            (&dk, &sizes, of_k),
+            (&dv, &of_values, of_v),
         ] {
-            let map = device.tensor_map(&head_boxes(tensor, sizes, heads, ROWS))?;
+            let map = device.tensor_map(&head_boxes(tensor, sizes, of_tensor, ROWS))?;
             arguments.push(Argument::TensorMap(map));
         }
         let Memory { lse_log2, delta, tiles } = &self.memory;
@@ -279,8 +282,9 @@ impl Wide<'_> {
         let shared = self.shape.sum_bytes();
         let function = device.function(FILE, &name, shared)?;
         let mut arguments = Vec::with_capacity(13);
-        for (tensor, heads, rows) in [(&k, sizes.kv_heads, ROWS), (&dq, sizes.heads, WAVE_ROWS)] {
-            let map = device.tensor_map(&head_boxes(tensor, &sizes, heads, rows))?;
+        let [of_q, of_k, ..] = OperandHeads::of(self.heads);
+        for (tensor, of_tensor, rows) in [(&k, of_k, ROWS), (&dq, of_q, WAVE_ROWS)] {
+            let map = device.tensor_map(&head_boxes(tensor, &sizes, of_tensor, rows))?;
             arguments.push(Argument::TensorMap(map));
         }
         arguments.push(Argument::Pointer(self.memory.tiles));

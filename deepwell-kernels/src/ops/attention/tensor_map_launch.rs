@@ -5,7 +5,8 @@ use std::ops::Range;
 use deepwell_ir::ops::AttentionHeads;
 
 use super::cuda::{
-    Sizes, documents_argument, is_extended, scale_log2, sinks_argument, window_argument,
+    OperandHeads, Sizes, documents_argument, is_extended, scale_log2, sinks_argument,
+    window_argument,
 };
 use crate::KernelError;
 use crate::runtime::cuda::device_tensor::DeviceTensor;
@@ -33,18 +34,25 @@ pub(super) struct MapKernel {
     pub(super) shared_bytes: u32,
 }
 
-/// Boxes of `rows` tokens and 64 elements of one of `heads` heads: `[batch, seq, heads, D]`.
-/// Elements beyond a head or a sequence are filled with zeros, not with the neighbour's.
+/// Boxes of `rows` tokens and 64 elements of one of the heads: `[batch, seq, heads, D]`, or
+/// `[batch, heads, seq, D]` in memory. Elements beyond a head or a sequence are filled with zeros,
+/// not with the neighbour's.
 pub(crate) fn head_boxes(
     tensor: &DeviceTensor,
     sizes: &Sizes,
-    heads: usize,
+    heads: OperandHeads,
     rows: usize,
 ) -> TensorMapSpec {
-    row_boxes(tensor, sizes, heads, rows, 0..sizes.seq)
+    let mut boxes = row_boxes(tensor, sizes, heads.count, rows, 0..sizes.seq);
+    if heads.are_first {
+        let row_bytes = (sizes.head_dim * 2) as u64;
+        let head_bytes = row_bytes * sizes.seq as u64;
+        boxes.strides_bytes = vec![head_bytes, row_bytes, head_bytes * heads.count as u64];
+    }
+    boxes
 }
 
-/// The same of some tokens of each sequence.
+/// The same of some tokens of each sequence, with the tokens before the heads.
 pub(super) fn row_boxes(
     tensor: &DeviceTensor,
     sizes: &Sizes,
@@ -85,13 +93,14 @@ pub(super) fn launch(
     let mut arguments = Vec::with_capacity(16);
     let [query_rows, key_rows, result_rows] = kernel.rows;
     let of_values = Sizes { head_dim: heads.value_dim(), ..sizes };
-    for (tensor, sizes, count, rows) in [
-        (&q, &sizes, sizes.heads, query_rows),
-        (&k, &sizes, sizes.kv_heads, key_rows),
-        (&v, &of_values, sizes.kv_heads, key_rows),
-        (&out, &of_values, sizes.heads, result_rows),
+    let [of_q, of_k, of_v, of_out] = OperandHeads::of(heads);
+    for (tensor, sizes, of_tensor, rows) in [
+        (&q, &sizes, of_q, query_rows),
+        (&k, &sizes, of_k, key_rows),
+        (&v, &of_values, of_v, key_rows),
+        (&out, &of_values, of_out, result_rows),
     ] {
-        let boxes = head_boxes(tensor, sizes, count, rows);
+        let boxes = head_boxes(tensor, sizes, of_tensor, rows);
         arguments.push(Argument::TensorMap(device.tensor_map(&boxes)?));
     }
     // Sections of whole groups, whose heads share keys and values.
@@ -135,9 +144,13 @@ mod tests {
         let tensor =
             DeviceTensor { pointer: DevicePtr(256), dtype: DType::Bf16, shape: vec![30, 192] };
         let sizes = Sizes { seq: 10, heads: 4, kv_heads: 2, batch_heads: 12, head_dim: 96 };
-        let boxes = head_boxes(&tensor, &sizes, 2, 128);
+        let of = |are_first| head_boxes(&tensor, &sizes, OperandHeads { count: 2, are_first }, 128);
+        let boxes = of(false);
         assert_eq!(boxes.sizes, [96, 2, 10, 3]);
         assert_eq!(boxes.strides_bytes, [192, 384, 3840]);
+        let first = of(true);
+        assert_eq!(first.strides_bytes, [1920, 192, 3840]);
+        assert_eq!((&first.sizes, &first.box_sizes), (&boxes.sizes, &boxes.box_sizes));
         assert_eq!(boxes.box_sizes, [64, 1, 128, 1]);
         let of_part = row_boxes(&tensor, &sizes, 2, 128, 4..10);
         assert_eq!(of_part.base, DevicePtr(256 + 4 * 384));

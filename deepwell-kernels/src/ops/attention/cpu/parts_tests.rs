@@ -49,6 +49,7 @@ impl Case {
             causal,
             window,
             keys,
+            heads_first: HeadsFirst::default(),
         }
     }
 

@@ -4,7 +4,7 @@ use half::bf16;
 
 use super::*;
 use crate::ops::attention::oracle;
-use crate::runtime::cpu::gemm::Tier;
+use crate::runtime::cpu::gemm::{Tier, best_tier};
 use crate::runtime::cpu::test_support::{
     Random, assert_close_each, for_thread_counts, poisoned, to_f64,
 };
@@ -252,6 +252,7 @@ fn shape(
         window,
         keys: KeySource::Own,
         places: None,
+        heads_first: HeadsFirst::default(),
     }
 }
 
@@ -354,6 +355,46 @@ fn what_changes_nothing_changes_no_bit() {
         assert_eq!((&got.dq, &got.dv), (&expected.dq, &expected.dv), "{tier:?}");
         assert_eq!(got.dsinks, [0.0; 2]);
         assert!(high.run(tier, 1).out.iter().all(|value| *value == 0.0), "{tier:?}");
+    }
+}
+
+/// Rows of `[batch, outer, inner, width]` as `[batch, inner, outer, width]`.
+fn swapped<T: Copy>(rows: &[T], [batch, outer, inner]: [usize; 3]) -> Vec<T> {
+    let width = rows.len() / (batch * outer * inner);
+    let row = |b, i, o| &rows[((b * outer + o) * inner + i) * width..][..width];
+    let of_batch = |b| (0..inner).flat_map(move |i| (0..outer).map(move |o| (b, i, o)));
+    (0..batch).flat_map(of_batch).flat_map(|(b, i, o)| row(b, i, o).iter().copied()).collect()
+}
+
+/// Each operand by itself and all together, to the bit. Documents cover several tiles.
+#[test]
+fn heads_before_tokens_change_no_bit() {
+    let plain = || {
+        let shape = shape((2, 150), (4, 2, 16), 0.3, true);
+        let shape = AttentionShape { value_dim: 24, window: Some(100), ..shape };
+        Case::<bf16>::with_sinks(shape).cut(&[20, 130])
+    };
+    let expected = plain().run(best_tier(), 1);
+    for bits in 1..16 {
+        let [q, k, v, o] = [0, 1, 2, 3].map(|bit| bits >> bit & 1 == 1);
+        let mut case = plain();
+        let AttentionShape { batch, seq, heads, kv_heads, .. } = case.shape;
+        case.shape.heads_first = HeadsFirst { q, k, v, o };
+        let stored = |is_first: bool, heads: usize, rows: &[bf16]| match is_first {
+            true => swapped(rows, [batch, seq, heads]),
+            false => rows.to_vec(),
+        };
+        case.q = stored(q, heads, &case.q);
+        case.k = stored(k, kv_heads, &case.k);
+        case.v = stored(v, kv_heads, &case.v);
+        case.dout = stored(o, heads, &case.dout);
+        let got = case.run(best_tier(), 1);
+        let name = format!("{:?}", case.shape.heads_first);
+        assert_eq!(got.out, stored(o, heads, &expected.out), "{name}: out");
+        assert_eq!(got.dq, stored(q, heads, &expected.dq), "{name}: dq");
+        assert_eq!(got.dk, stored(k, kv_heads, &expected.dk), "{name}: dk");
+        assert_eq!(got.dv, stored(v, kv_heads, &expected.dv), "{name}: dv");
+        assert_eq!((&got.lse, &got.dsinks), (&expected.lse, &expected.dsinks), "{name}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! `attention.cu`, and the cases of `attention_backward.cu`.
 
-use deepwell_ir::ops::{Attention, AttentionBackward, AttentionHeads};
+use deepwell_ir::ops::{Attention, AttentionBackward, AttentionHeads, HeadsFirst};
 use deepwell_ir::{DType, Op};
 use deepwell_kernels::ops::attention::oracle::{Shape, forward};
 
@@ -31,6 +31,7 @@ pub(crate) struct Case {
     pub(crate) data: Data,
     /// Sinks are uniform, of this size, if there are any.
     pub(crate) sinks: Option<f32>,
+    pub(crate) heads_first: HeadsFirst,
 }
 
 impl Case {
@@ -42,7 +43,45 @@ impl Case {
             shape: Shape { batch, seq, heads, kv_heads, head_dim, scale, causal, ..extended },
             data,
             sinks: None,
+            heads_first: HeadsFirst::default(),
         }
+    }
+
+    /// Operands whose heads precede the tokens in the memory of a kernel; tensors of this test have
+    /// the tokens first.
+    pub(crate) fn heads_first(mut self, heads_first: HeadsFirst) -> Case {
+        self.heads_first = heads_first;
+        self
+    }
+
+    /// An operand in the memory of a kernel.
+    pub(crate) fn stored(&self, tensor: &HostTensor, heads: usize, is_first: bool) -> HostTensor {
+        self.swapped(tensor, is_first, [self.shape.seq, heads])
+    }
+
+    /// The reverse of [`Case::stored`].
+    pub(crate) fn loaded(&self, tensor: &HostTensor, heads: usize, is_first: bool) -> HostTensor {
+        self.swapped(tensor, is_first, [heads, self.shape.seq])
+    }
+
+    fn swapped(
+        &self,
+        tensor: &HostTensor,
+        is_first: bool,
+        [outer, inner]: [usize; 2],
+    ) -> HostTensor {
+        let rows = self.shape.batch * outer * inner;
+        if !is_first || rows == 0 {
+            return tensor.clone();
+        }
+        let row_bytes = tensor.bytes.len() / rows;
+        let mut swapped = tensor.clone();
+        for (index, row) in tensor.bytes.chunks_exact(row_bytes).enumerate() {
+            let (batch, o, i) = (index / inner / outer, index / inner % outer, index % inner);
+            let at = (batch * inner + i) * outer + o;
+            swapped.bytes[at * row_bytes..][..row_bytes].copy_from_slice(row);
+        }
+        swapped
     }
 
     pub(crate) fn window(mut self, window: usize) -> Case {
@@ -107,11 +146,13 @@ impl Case {
             window,
             sinks,
             documents,
+            heads_first: self.heads_first,
         }
     }
 
     pub(crate) fn name(&self) -> String {
-        format!("{:?} {:?} sinks {:?}", self.shape, self.data, self.sinks)
+        let heads_first = self.heads().heads_first;
+        format!("{:?} {:?} sinks {:?} {heads_first:?}", self.shape, self.data, self.sinks)
     }
 
     pub(crate) fn query_shape(&self) -> [usize; 2] {
@@ -177,6 +218,14 @@ impl Case {
         ]
     }
 }
+
+/// Orders of the operands in memory: those of a model of PyTorch whose keys and values come from a
+/// cache, whose queries and keys are rotated in part, and whose operands all have the heads first.
+pub(crate) const ORDERS: [HeadsFirst; 3] = [
+    HeadsFirst { q: false, k: true, v: true, o: false },
+    HeadsFirst { q: true, k: true, v: false, o: false },
+    HeadsFirst { q: true, k: true, v: true, o: true },
+];
 
 pub(crate) fn cases() -> Vec<Case> {
     let random = Data::Uniform(1.0);
@@ -342,9 +391,16 @@ pub(crate) fn check_forward_within(
         HostTensor::output(DType::F32, &case.lse_shape()),
     ];
     let options = RunOptions { seq: case.shape.seq, ..options };
-    let mut inputs = vec![q.clone(), k.clone(), v];
+    let Shape { heads, kv_heads, .. } = case.shape;
+    let first = case.heads_first;
+    let mut inputs = vec![
+        case.stored(&q, heads, first.q),
+        case.stored(&k, kv_heads, first.k),
+        case.stored(&v, kv_heads, first.v),
+    ];
     inputs.extend(case.extra_inputs());
-    let got = gpu.run_with(op, &inputs, &outputs, options);
+    let mut got = gpu.run_with(op, &inputs, &outputs, options);
+    got[0] = case.loaded(&got[0], heads, first.o);
     let name = case.name();
     // Where scores follow from the place alone, all rows have the same few probabilities, whose
     // rounding to BF16 they share.

@@ -84,7 +84,16 @@ pub(crate) fn check_backward_with(gpu: &mut Gpu, case: &Case, options: RunOption
     let out = HostTensor::bf16(&case.out_shape(), &narrow(&result.out));
     let lse = HostTensor::f32(&case.lse_shape(), &narrow(&result.lse));
     let op = AttentionBackward { heads: case.heads() };
-    let mut inputs = vec![dout, q, k, v, out, lse];
+    let (first, heads) = (case.heads_first, case.shape.heads);
+    let kv_heads = case.shape.kv_heads;
+    let mut inputs = vec![
+        case.stored(&dout, heads, first.o),
+        case.stored(&q, heads, first.q),
+        case.stored(&k, kv_heads, first.k),
+        case.stored(&v, kv_heads, first.v),
+        case.stored(&out, heads, first.o),
+        lse,
+    ];
     let mut outputs = [case.query_shape(), case.key_shape(), case.value_shape()]
         .map(|shape| HostTensor::output(DType::Bf16, &shape))
         .to_vec();
@@ -94,7 +103,10 @@ pub(crate) fn check_backward_with(gpu: &mut Gpu, case: &Case, options: RunOption
         outputs.push(HostTensor::output(DType::F32, &of_sinks));
     }
     let options = RunOptions { seq: case.shape.seq, ..options };
-    let got = gpu.run_with(op, &inputs, &outputs, options);
+    let mut got = gpu.run_with(op, &inputs, &outputs, options);
+    got[0] = case.loaded(&got[0], heads, first.q);
+    got[1] = case.loaded(&got[1], kv_heads, first.k);
+    got[2] = case.loaded(&got[2], kv_heads, first.v);
     let expected = [expected.dq, expected.dk, expected.dv, expected.dsinks];
     for (index, what) in ["dq", "dk", "dv", "dsinks"].into_iter().enumerate().take(got.len()) {
         // With one key, dp - delta cancels but for the rounding of FP32 sums.

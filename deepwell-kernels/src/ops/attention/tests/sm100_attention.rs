@@ -4,7 +4,7 @@ use deepwell_kernels::cuda::Architecture;
 use deepwell_trials::skip;
 
 use crate::attention::{
-    Case, Data, EMULATED_WORK, cases, check_forward_within, document_cases, extended_cases,
+    Case, Data, EMULATED_WORK, ORDERS, cases, check_forward_within, document_cases, extended_cases,
 };
 use crate::harness::{Gpu, RunOptions};
 
@@ -131,5 +131,9 @@ const LARGE: Data = Data::Uniform(1.5e6);
 emulated! {
     sm100_attention on Sm100a: |gpu| {
         every_kernel().chain(lengths()).chain(hard_scores()).for_each(|case| check(gpu, &case));
+        for (order, head_dim) in ORDERS.into_iter().zip([64, 128, 96]) {
+            let case = Case::new([2, 70, 4, 2, head_dim], true, Data::Uniform(4.0));
+            check(gpu, &case.heads_first(order));
+        }
     }
 }

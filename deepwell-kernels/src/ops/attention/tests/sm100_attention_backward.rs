@@ -5,7 +5,7 @@ use deepwell_ir::ops::AttentionBackward;
 use deepwell_kernels::cuda::Architecture;
 use deepwell_trials::skip;
 
-use crate::attention::{Case, Data, EMULATED_WORK, cases, document_cases, extended_cases};
+use crate::attention::{Case, Data, EMULATED_WORK, ORDERS, cases, document_cases, extended_cases};
 use crate::attention_backward::check_backward_with;
 use crate::harness::{Gpu, HostTensor, RunOptions};
 
@@ -154,6 +154,10 @@ fn hard_scores() -> impl Iterator<Item = Case> {
 emulated! {
     sm100_attention_backward on Sm100a: |gpu| {
         every_kernel().chain(edges()).chain(hard_scores()).for_each(|case| check(gpu, &case));
+        for (order, head_dim) in ORDERS.into_iter().zip([64, 128, 96]) {
+            let case = Case::new([2, 70, 4, 2, head_dim], true, Data::Uniform(1.0));
+            check(gpu, &case.heads_first(order));
+        }
         for (sizes, causal, key_heads) in [
             ([2, 200, 3, 3, 128], true, 1),
             ([2, 200, 3, 3, 64], false, 4),

@@ -8,7 +8,7 @@ use deepwell_trials::skip;
 use rayon::prelude::*;
 
 use crate::attention::{
-    Case, Data, EMULATED_WORK, HALF_ULP, SLACK, cases, check_forward_with, document_cases,
+    Case, Data, EMULATED_WORK, HALF_ULP, ORDERS, SLACK, cases, check_forward_with, document_cases,
     extended_cases, one_document_changes_no_bit,
 };
 use crate::compare::assert_within;
@@ -162,5 +162,10 @@ emulated! {
             }
         }
         extended_heads().for_each(|case| check(gpu, &case));
+        for (order, head_dim) in ORDERS.into_iter().zip([64, 128, 96]) {
+            let case = || Case::new([2, 70, 4, 2, head_dim], true, Data::Uniform(4.0));
+            check(gpu, &case().heads_first(order));
+            check(gpu, &case().heads_first(order).documents(&[30, 40]).sinks(1.0));
+        }
     }
 }

@@ -4,7 +4,7 @@ use deepwell_ir::Tile;
 use deepwell_kernels::cuda::Architecture;
 use deepwell_trials::skip;
 
-use crate::attention::{Case, Data, EMULATED_WORK, cases, document_cases, extended_cases};
+use crate::attention::{Case, Data, EMULATED_WORK, ORDERS, cases, document_cases, extended_cases};
 use crate::attention_backward::check_backward_with;
 use crate::harness::{Gpu, RunOptions};
 
@@ -106,6 +106,11 @@ emulated! {
             let case = || Case::new([1, 400, 4, 2, head_dim], true, Data::Uniform(1.0));
             check(gpu, &case().documents(&[130, 70, 1, 199]));
             check(gpu, &case().documents(&[250, 150]).window(140).sinks(2.0));
+        }
+        for (order, head_dim) in ORDERS.into_iter().zip([64, 128, 96]) {
+            let case = || Case::new([2, 70, 4, 2, head_dim], true, Data::Uniform(1.0));
+            check(gpu, &case().heads_first(order));
+            check(gpu, &case().heads_first(order).documents(&[30, 40]).sinks(1.0));
         }
         for tile in OTHER_TILES {
             let case = || Case::new([1, 400, 4, 1, tile.2], true, Data::Uniform(1.0));

@@ -5,7 +5,7 @@ use deepwell_ir::ops::AttentionBackward;
 use deepwell_kernels::cuda::Architecture;
 use deepwell_trials::skip;
 
-use crate::attention::{Case, Data, EMULATED_WORK, cases};
+use crate::attention::{Case, Data, EMULATED_WORK, ORDERS, cases};
 use crate::attention_backward::check_backward_with;
 use crate::harness::{Gpu, HostTensor, RunOptions};
 
@@ -98,6 +98,10 @@ emulated! {
             ([2, 270, 2, 1, 64], false),
         ] {
             check(gpu, &Case::new(sizes, causal, Data::Uniform(1.0)));
+        }
+        for order in ORDERS {
+            let case = Case::new([2, 70, 4, 2, 64], true, Data::Uniform(1.0));
+            check(gpu, &case.heads_first(order));
         }
     }
 }

@@ -5,7 +5,7 @@ use deepwell_ir::ops::AttentionBackward;
 use deepwell_kernels::cuda::Architecture;
 use deepwell_trials::skip;
 
-use crate::attention::{Case, Data, EMULATED_WORK, cases};
+use crate::attention::{Case, Data, EMULATED_WORK, ORDERS, cases};
 use crate::attention_backward::check_backward_with;
 use crate::harness::{Gpu, HostTensor, RunOptions};
 
@@ -128,6 +128,10 @@ emulated! {
             ([1, 130, 2, 1, 128], false),
         ] {
             check(gpu, &Case::new(sizes, causal, Data::Uniform(1.0)));
+        }
+        for order in ORDERS {
+            let case = Case::new([2, 70, 4, 2, 128], true, Data::Uniform(1.0));
+            check(gpu, &case.heads_first(order));
         }
         check_by_turns(gpu, &Case::new([1, 260, 4, 4, 128], true, Data::Uniform(1.0)), 3);
     }

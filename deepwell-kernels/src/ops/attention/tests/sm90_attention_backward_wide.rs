@@ -5,7 +5,7 @@ use deepwell_ir::ops::AttentionBackward;
 use deepwell_kernels::cuda::Architecture;
 use deepwell_trials::skip;
 
-use crate::attention::{Case, Data, EMULATED_WORK};
+use crate::attention::{Case, Data, EMULATED_WORK, ORDERS};
 use crate::attention_backward::check_backward_with;
 use crate::harness::{Gpu, HostTensor, RunOptions};
 
@@ -245,6 +245,9 @@ emulated! {
             check(gpu, &random([2, 130, 2, 2], widths, false));
             check(gpu, &random([1, 700, 1, 1], widths, true).documents(&[670, 30]));
             check(gpu, &random([1, 330, 4, 2], widths, true).window(100).sinks(2.0));
+        }
+        for (order, widths) in ORDERS.into_iter().zip(OWN_WIDTHS) {
+            check(gpu, &random([2, 70, 4, 2], widths, true).heads_first(order));
         }
         check_by_turns(gpu, &random([1, 150, 4, 4], (256, 256), true), 3);
     }

@@ -3,7 +3,7 @@
 use deepwell_kernels::cuda::Architecture;
 use deepwell_trials::skip;
 
-use crate::attention::{Case, Data, EMULATED_WORK, check_forward_with};
+use crate::attention::{Case, Data, EMULATED_WORK, ORDERS, check_forward_with};
 use crate::harness::{Gpu, RunOptions};
 
 const KERNEL: &str = "cuda_sm90_attention_narrow_values";
@@ -85,6 +85,10 @@ emulated! {
             check(gpu, &of(300, false));
             check(gpu, &of(400, true).documents(&[130, 70, 1, 199]));
             check(gpu, &of(400, true).window(150).sinks(1.0));
+        }
+        for order in ORDERS {
+            let case = Case::new([2, 70, 4, 2, 192], true, Data::Uniform(4.0));
+            check(gpu, &case.values(128).heads_first(order));
         }
     }
 }
