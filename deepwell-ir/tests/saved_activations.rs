@@ -4,7 +4,7 @@ use deepwell_ir::capture::{Gpt2Config, LlamaConfig, capture, capture_gpt2};
 use deepwell_ir::ops::Axis;
 use deepwell_ir::{
     Derivation, Graph, IrError, Node, Op, Phase, PrecisionPolicy, Recompute, SavedActivations,
-    TensorId, apply_precision, differentiate, recompute, save_activations,
+    TensorId, apply_precision, differentiate, fuse, recompute, save_activations,
 };
 use deepwell_precision::Format;
 
@@ -111,6 +111,25 @@ fn one_dequantization_serves_all_readers() {
     let graph = quantized(&capture_gpt2(&config).unwrap(), Recompute::None, "bf16");
     let graph = save_activations(&graph, SavedActivations::Mxfp8).unwrap();
     assert_eq!(count(&graph, |op| matches!(op, Op::Dequantize(_))), 1, "input of GELU");
+}
+
+/// Kernels that read stored inputs take the place of the dequantizations, if all readers have one.
+#[test]
+fn activation_functions_read_what_is_stored() {
+    let names = |rule, without: &str| -> Vec<String> {
+        let graph = saved(rule, "mxfp8", SavedActivations::Mxfp8);
+        let has_kernel = |op: &Op| op.name() != without && op.epilogue().is_empty();
+        let graph = fuse(&graph, &|op, _, _| has_kernel(op).then_some(1e-6)).unwrap();
+        let ops = graph.nodes.iter().map(|node| node.op.name().to_string());
+        ops.filter(|name| name.contains("swiglu") || name == "dequantize").collect()
+    };
+    let [first, again, backward] = ["swiglu", "stored_swiglu", "stored_swiglu_backward"];
+    let apart = ["swiglu", "dequantize", "dequantize", "swiglu", "swiglu_backward"];
+    assert_eq!(names(Recompute::None, ""), [first, backward]);
+    assert_eq!(names(Recompute::Selective, ""), [first, again, backward]);
+    for without in [again, backward] {
+        assert_eq!(names(Recompute::Selective, without), apart, "without {without}");
+    }
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod product_errors;
 mod quantize_operands;
 mod recompute;
 mod saved_activations;
+mod stored_inputs;
 mod tensor_parallel;
 mod tensor_precision;
 mod weight_gradients;
