@@ -64,11 +64,11 @@ pub use graph::{
 pub use link::{Derivation, Link};
 pub use op::{MathUnit, Op, OpRule, OutputKind, OutputType, TensorType};
 pub use passes::{
-    PipelineCut, Predict, RankSlices, Recompute, Serves, TensorPrecision, apply_precision,
-    apply_precision_of_rank, apply_served_precision, bf16_masters, check_split_blocks,
-    context_parallel, cut_pipeline, defer_weight_gradients, expert_row_alignment, fuse,
-    keep_layers, layer_kinds, mask_documents, measure_products, quantizable_weights, recompute,
-    tensor_parallel, weight_assignments,
+    PipelineCut, Predict, RankSlices, Recompute, SavedActivations, Serves, TensorPrecision,
+    apply_precision, apply_precision_of_rank, apply_served_precision, bf16_masters,
+    check_split_blocks, context_parallel, cut_pipeline, defer_weight_gradients,
+    expert_row_alignment, fuse, keep_layers, layer_kinds, mask_documents, measure_products,
+    quantizable_weights, recompute, save_activations, tensor_parallel, weight_assignments,
 };
 pub use program::{
     ALIGNMENT_BYTES, Access, Accumulate, Arena, Arrival, Body, BodyId, ByteRange, Call, Cost,

@@ -210,6 +210,10 @@ ops! {
     SwiGlu,
     /// Gradients of [`Op::SwiGlu`].
     SwiGluBackward,
+    /// [`Op::SwiGlu`] of stored inputs.
+    StoredSwiGlu,
+    /// [`Op::SwiGluBackward`] of stored inputs.
+    StoredSwiGluBackward,
     /// Gaussian error linear unit.
     Gelu,
     /// Gradient of [`Op::Gelu`].

@@ -58,6 +58,7 @@ impl Model {
             memory_limit_bytes: None,
             micro_batch: Some(2),
             recompute: Some(rule),
+            saved_activations: Default::default(),
         };
         let hardware = Hardware::cpu_only(cpu);
         let program =
@@ -181,6 +182,7 @@ fn sequences_longer_than_the_position_table_are_refused() {
         memory_limit_bytes: None,
         micro_batch: Some(1),
         recompute: Some(Recompute::None),
+        saved_activations: Default::default(),
     };
     let hardware = Hardware::cpu_only(cpu);
     let graph = gpt2(0.02);

@@ -24,6 +24,7 @@ fn request(precision: &str, seq: usize, global_batch: usize) -> PlanRequest {
         memory_limit_bytes: None,
         micro_batch: None,
         recompute: None,
+        saved_activations: Default::default(),
     }
 }
 

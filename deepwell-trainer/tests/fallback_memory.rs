@@ -60,6 +60,7 @@ impl Case {
             memory_limit_bytes: Some(u64::MAX),
             micro_batch: Some(2),
             recompute: Some(recompute),
+            saved_activations: Default::default(),
         };
         let graph = graph(model);
         let catalog = device.catalog();

@@ -122,6 +122,7 @@ fn run(
         memory_limit_bytes: None,
         micro_batch: Some(MICRO_BATCH),
         recompute: Some(rule),
+        saved_activations: Default::default(),
     };
     let target = cpu_target(2);
     let planned = autoplan(graph, &Hardware::cpu_only(cpu), &request, catalog, &target).unwrap();

@@ -30,6 +30,7 @@ impl Model {
             memory_limit_bytes: None,
             micro_batch: Some(1),
             recompute: Some(rule),
+            saved_activations: Default::default(),
         };
         let hardware = Hardware::cpu_only(cpu);
         let program =

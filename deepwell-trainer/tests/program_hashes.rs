@@ -67,6 +67,7 @@ fn plan(
         micro_batch: 2,
         micro_batches: parallel.pipeline * 2,
         recompute: if parallel.tensor > 1 { Recompute::Full } else { Recompute::None },
+        saved_activations: Default::default(),
         policy: policy.clone(),
         precision: Vec::new(),
         kernels: Vec::new(),

@@ -29,6 +29,7 @@ fn model(precision: &str) -> (Graph, Plan) {
         memory_limit_bytes: None,
         micro_batch: Some(1),
         recompute: Some(Recompute::None),
+        saved_activations: Default::default(),
     };
     let cpu = Cpu::described("two cores", 2, 2_600_000_000, &["avx2", "fma"], 4 << 30);
     let hardware = Hardware::cpu_only(cpu);

@@ -43,6 +43,7 @@ mod scaled_gemm;
 mod selection_bias;
 mod split_columns;
 mod stochastic_round;
+mod stored_swiglu;
 mod swiglu;
 mod vocab_parallel;
 mod weight_copy;
@@ -99,6 +100,7 @@ pub use scaled_gemm::ScaledGemm;
 pub use selection_bias::{CountExperts, SelectionBiasUpdate};
 pub use split_columns::{JoinColumns, SplitColumns};
 pub use stochastic_round::{PartOfColumns, StochasticRound};
+pub use stored_swiglu::{StoredSwiGlu, StoredSwiGluBackward};
 pub use swiglu::{SwiGlu, SwiGluBackward};
 pub use vocab_parallel::{
     VocabParallelCrossEntropy, VocabParallelCrossEntropyGrad, VocabParallelEmbedding,

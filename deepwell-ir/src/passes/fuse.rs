@@ -2,6 +2,7 @@
 
 use super::predict::Predict;
 use super::quantize_operands::merge_quantizations;
+use super::stored_inputs::read_stored_inputs;
 use crate::ops::{Epilogue, Fused};
 use crate::{Graph, IrError, Node, Op, Stage, TensorId, ops};
 
@@ -15,15 +16,17 @@ const ROUNDING: f64 = 1e-12;
 /// Fuses neighbouring nodes:
 /// 1. Quantizations of a tensor along rows and along columns, in two formats, become one
 ///    [`ops::QuantizeOperands`] if `predict` returns a shorter time.
-/// 2. A residual add directly followed by a norm of the sum becomes one op, which reads each
+/// 2. Dequantizations of stored activations become part of the activation functions that read them,
+///    if `predict` returns a shorter time.
+/// 3. A residual add directly followed by a norm of the sum becomes one op, which reads each
 ///    operand once instead of twice, unless fusing the add into the node before it is faster.
-/// 3. An add of two gradients of permuted rows, directly followed by an unpermute, becomes one op
+/// 4. An add of two gradients of permuted rows, directly followed by an unpermute, becomes one op
 ///    if no other node reads the sum and a kernel exists.
-/// 4. An op and the activations, sums and quantizations of its results directly after it become one
+/// 5. An op and the activations, sums and quantizations of its results directly after it become one
 ///    [`Fused`] op if `predict` returns a shorter time. Results that other nodes read remain
 ///    outputs.
 ///
-/// Step 4 finds a grouping of minimal total time, in time linear in the number of nodes.
+/// Step 5 finds a grouping of minimal total time, in time linear in the number of nodes.
 ///
 /// # Errors
 /// A graph that is not at [`Stage::Quantized`].
@@ -31,7 +34,7 @@ pub fn fuse(graph: &Graph, predict: Predict<'_>) -> Result<Graph, IrError> {
     if graph.stage != Stage::Quantized {
         return Err(IrError::Stage { pass: "fuse", wants: Stage::Quantized, got: graph.stage });
     }
-    let graph = &merge_quantizations(graph, predict);
+    let graph = &read_stored_inputs(&merge_quantizations(graph, predict), predict);
     let mut result = Graph { stage: Stage::Fused, nodes: Vec::new(), ..graph.clone() };
     let cuts = Cuts::new(graph, predict);
     let mut at = 0;

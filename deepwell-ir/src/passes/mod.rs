@@ -1,6 +1,7 @@
 //! Passes over a captured graph (keep_layers, documents, tensor_parallel, pipeline) and, in this
-//! order, over a differentiated graph: recompute, precision, bf16_masters (only if asked for),
-//! product_errors (only of a program that measures), context_parallel, fuse, weight_gradients.
+//! order, over a differentiated graph: recompute, precision, saved_activations and bf16_masters
+//! (only if asked for), product_errors (only of a program that measures), context_parallel, fuse,
+//! weight_gradients.
 
 mod assign;
 mod bf16_masters;
@@ -14,6 +15,8 @@ mod predict;
 mod product_errors;
 mod quantize_operands;
 mod recompute;
+mod saved_activations;
+mod stored_inputs;
 mod tensor_parallel;
 mod tensor_precision;
 mod weight_gradients;
@@ -33,6 +36,7 @@ pub use precision::{
 pub use predict::Predict;
 pub use product_errors::measure_products;
 pub use recompute::{Recompute, recompute};
+pub use saved_activations::{SavedActivations, save_activations};
 pub use tensor_parallel::tensor_parallel;
 pub use tensor_precision::TensorPrecision;
 pub use weight_gradients::defer_weight_gradients;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use deepwell_ir::ops::{MasterFormat, MomentFormat};
-use deepwell_ir::{PrecisionPolicy, Recompute, TensorPrecision, Tile};
+use deepwell_ir::{PrecisionPolicy, Recompute, SavedActivations, TensorPrecision, Tile};
 use deepwell_precision::GemmMode;
 use serde::{Deserialize, Serialize};
 
@@ -96,6 +96,9 @@ pub struct Plan {
     pub micro_batches: usize,
     /// Recomputation in the backward pass.
     pub recompute: Recompute,
+    /// Storage of activations between the forward and the backward pass.
+    #[serde(default, skip_serializing_if = "SavedActivations::is_exact")]
+    pub saved_activations: SavedActivations,
     /// The precision policy, from which `precision` is derived.
     pub policy: PrecisionPolicy,
     /// Format of each parameter.
@@ -186,6 +189,9 @@ impl fmt::Display for Plan {
             writeln!(f, "  stages        of {} layers", layers.join(", "))?;
         }
         writeln!(f, "  recompute     {}", self.recompute)?;
+        if !self.saved_activations.is_exact() {
+            writeln!(f, "  saved         activations {}", self.saved_activations)?;
+        }
         if let Some(factor) = self.capacity_factor {
             writeln!(f, "  capacity      {factor} times the even share of an expert")?;
         }

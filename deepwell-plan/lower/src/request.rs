@@ -1,6 +1,6 @@
 //! A training job to plan, and the plan that all candidates start from.
 
-use deepwell_ir::{Graph, Op, PrecisionPolicy, Recompute, Target};
+use deepwell_ir::{Graph, Op, PrecisionPolicy, Recompute, SavedActivations, Target};
 
 use crate::{OptimizerSpec, Parallel, Plan};
 
@@ -21,6 +21,8 @@ pub struct PlanRequest {
     pub micro_batch: Option<usize>,
     /// Fixed recomputation, if given.
     pub recompute: Option<Recompute>,
+    /// Storage of activations between the forward and the backward pass.
+    pub saved_activations: SavedActivations,
 }
 
 /// The base plan of all candidates.
@@ -33,6 +35,7 @@ pub fn base_plan(graph: &Graph, request: &PlanRequest, target: &Target) -> Plan 
         micro_batch: request.global_batch,
         micro_batches: 1,
         recompute: Recompute::None,
+        saved_activations: request.saved_activations,
         policy: request.policy.clone(),
         precision: Vec::new(),
         kernels: Vec::new(),

@@ -66,6 +66,7 @@ pub(crate) fn request(policy: PrecisionPolicy, seq: usize, global_batch: usize) 
         memory_limit_bytes: None,
         micro_batch: None,
         recompute: None,
+        saved_activations: Default::default(),
     }
 }
 

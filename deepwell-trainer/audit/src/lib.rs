@@ -44,6 +44,7 @@
 //!     memory_limit_bytes: None,
 //!     micro_batch: None,
 //!     recompute: None,
+//!     saved_activations: Default::default(),
 //! };
 //! let planned = autoplan(&graph, &hardware, &request, &CpuCatalog, &cpu_target(1))?;
 //! // The program itself: `Executor::run_observed` takes the audit to check its calls as they run.

@@ -154,6 +154,8 @@ fn section_of(op: &Op) -> Option<Section> {
         | Op::LayerNormBackward(_)
         | Op::SwiGlu(_)
         | Op::SwiGluBackward(_)
+        | Op::StoredSwiGlu(_)
+        | Op::StoredSwiGluBackward(_)
         | Op::Gelu(_)
         | Op::GeluBackward(_)
         | Op::Relu(_)

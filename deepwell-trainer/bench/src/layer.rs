@@ -126,6 +126,7 @@ pub(super) fn step(
         micro_batch: 1,
         micro_batches: 1,
         recompute: Recompute::None,
+        saved_activations: Default::default(),
         policy,
         precision: Vec::new(),
         kernels: Vec::new(),

@@ -81,6 +81,7 @@ impl Settings {
             memory_limit_bytes: None,
             micro_batch: None,
             recompute: None,
+            saved_activations: Default::default(),
         };
         let catalog = self.device.catalog();
         let target = self.device.target(hardware)?;

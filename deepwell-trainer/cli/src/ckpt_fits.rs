@@ -104,6 +104,7 @@ pub(crate) fn run(args: &FitsArgs) -> Result<Outcome> {
         memory_limit_bytes: None,
         micro_batch: Some(plan.micro_batch),
         recompute: Some(plan.recompute),
+        saved_activations: plan.saved_activations,
     };
     let catalog = device.catalog();
     let layers = (!plan.stages.is_empty()).then_some(plan.stages.as_slice());

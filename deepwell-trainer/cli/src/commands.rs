@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use deepwell_ir::Recompute;
 use deepwell_ir::ops::{MasterFormat, MomentFormat};
-use deepwell_plan::OptimizerSpec;
+use deepwell_ir::{Recompute, SavedActivations};
 use deepwell_precision::Fallback;
 use deepwell_trainer::console::Console;
 use deepwell_trainer::parity::ablation::{self, AblateBy, AblationOptions};
@@ -25,7 +24,7 @@ use serde::Serialize;
 
 use crate::bytes;
 use crate::degrees::{Degrees, check_ranks};
-use crate::optimizer_args::OptimizerArgs;
+use crate::optimizer_args::{OptimizerArgs, optimizer_of};
 use crate::output::print_json;
 use crate::router_args::RouterArgs;
 
@@ -107,6 +106,11 @@ pub(crate) struct TrainArgs {
     /// [default: chosen by the planner]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
+    /// Storage of activations between the forward and the backward pass: exact, once (none both in
+    /// BF16 and quantized; the same losses) or mxfp8 (inputs of activation functions too, in half
+    /// of the memory) [default: exact]
+    #[arg(long, value_name = "STORAGE")]
+    pub(crate) saved_activations: Option<SavedActivations>,
     /// Memory of each device that the planner may use, such as 78GiB [default: 98 % of the free
     /// memory]
     #[arg(long, value_name = "BYTES", value_parser = bytes::parse)]
@@ -398,6 +402,10 @@ pub(crate) struct ParityArgs {
     /// [default: chosen by the planner]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
+    /// Storage of activations between the forward and the backward pass in the runs in low
+    /// precision: exact, once or mxfp8; BF16 runs have exact
+    #[arg(long, value_name = "STORAGE", default_value_t = SavedActivations::Exact)]
+    pub(crate) saved_activations: SavedActivations,
     /// Storage of AdamW's moments in the runs in low precision: fp32, or fp8, a quarter of the
     /// memory; BF16 runs have fp32. With `--precision bf16` the moments are all that differs
     #[arg(long, value_name = "FORMAT", default_value_t = MomentFormat::Fp32)]
@@ -510,12 +518,8 @@ pub(crate) fn parity(args: ParityArgs, stop: Arc<AtomicBool>) -> Result<ExitStat
         batch_size: args.batch_size,
         micro_batch: args.micro_batch,
         recompute: args.recompute,
-        optimizer: OptimizerSpec {
-            masters: args.masters,
-            moments: args.moments,
-            in_backward: args.optimizer_in_backward,
-            ..OptimizerSpec::default()
-        },
+        saved_activations: args.saved_activations,
+        optimizer: optimizer_of(args.masters, args.moments, args.optimizer_in_backward),
         eval_tokens: args.eval_tokens,
         interim_eval_tokens: Some((args.eval_tokens / PARITY_INTERIM_PART).max(1)),
         checkpoint_every: args.checkpoint_every,

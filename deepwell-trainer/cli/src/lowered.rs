@@ -80,6 +80,7 @@ impl<'a> Source<'a> {
             memory_limit_bytes: Some(request.memory_limit_bytes() as u64),
             micro_batch: None,
             recompute: None,
+            saved_activations: Default::default(),
         };
         let targets = [alone.clone(), device.among_ranks(alone)];
         let catalog = KnownKernels::new(device.catalog());
@@ -272,6 +273,7 @@ mod tests {
             memory_limit_bytes: None,
             micro_batch: None,
             recompute: None,
+            saved_activations: Default::default(),
         };
         let graph = config.capture(Some(128)).expect("a graph");
         let catalog = KnownKernels::new(device.catalog());

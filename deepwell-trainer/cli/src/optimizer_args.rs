@@ -46,3 +46,12 @@ impl OptimizerArgs {
         [masters, moments, in_backward, on_host].into_iter().flatten().collect()
     }
 }
+
+/// The optimizer of the runs of a comparison in low precision.
+pub(crate) fn optimizer_of(
+    masters: MasterFormat,
+    moments: MomentFormat,
+    in_backward: bool,
+) -> OptimizerSpec {
+    OptimizerSpec { masters, moments, in_backward, ..OptimizerSpec::default() }
+}

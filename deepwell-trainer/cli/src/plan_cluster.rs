@@ -260,6 +260,12 @@ fn request(
              hint: plan one machine (`--device cuda`), where ZeRO does not shard the masters"
         );
     }
+    if let Some(saved) = planning.saved_activations.filter(|saved| !saved.is_exact()) {
+        bail!(
+            "--saved-activations: expected exact for a cluster, got {saved}\n\
+             hint: plan one machine (`--device cuda`): a search has no price for other storage"
+        );
+    }
     let batch = planning.batch.unwrap_or((STEP_TOKENS / seq).max(1));
     let counts = gpu_counts(args, &mut machines)?;
     let [fp8, nvfp4] = quantized_units(planning, &machines)?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use crate::degrees::Degrees;
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use deepwell_ir::{Graph, PrecisionPolicy, Recompute, Target};
+use deepwell_ir::{Graph, PrecisionPolicy, Recompute, SavedActivations, Target};
 use deepwell_moe::RouterTraining;
 use deepwell_plan::{PlanRequest, Planned, autoplan_stages};
 use deepwell_trainer::{
@@ -56,6 +56,11 @@ pub(crate) struct PlanningArgs {
     /// [default: chosen by the planner]
     #[arg(long, value_name = "RULE")]
     pub(crate) recompute: Option<Recompute>,
+    /// Storage of activations between the forward and the backward pass: exact, once (none both in
+    /// BF16 and quantized; the same losses) or mxfp8 (inputs of activation functions too, in half
+    /// of the memory) [default: exact]
+    #[arg(long, value_name = "STORAGE")]
+    pub(crate) saved_activations: Option<SavedActivations>,
     #[command(flatten)]
     pub(crate) optimizer: OptimizerArgs,
     /// Expert capacity as a multiple of an even share; excess tokens are dropped, and buffers are
@@ -125,6 +130,7 @@ impl PlanningArgs {
             memory_limit_bytes: self.memory_limit,
             micro_batch: self.micro_batch,
             recompute: self.recompute,
+            saved_activations: self.saved_activations.unwrap_or_default(),
         };
         let catalog = device.catalog();
         let split = (parallel, self.degrees.pp_layers.as_deref());

@@ -103,6 +103,7 @@ impl PlanFile {
             allow_fallback: false,
             micro_batch: None,
             recompute: None,
+            saved_activations: None,
             optimizer: OptimizerArgs { moments: Some(plan.moments), ..OptimizerArgs::default() },
             capacity_factor: plan.capacity_factor,
             memory_limit: None,

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use deepwell_ir::{Graph, KernelCatalog, Op, PrecisionPolicy, Program, Recompute, Target, ValueId};
+use deepwell_ir::{
+    Graph, KernelCatalog, Op, PrecisionPolicy, Program, Recompute, SavedActivations, Target,
+    ValueId,
+};
 use deepwell_kernels::Executor;
 use deepwell_plan::{
     OptimizerSpec, Parallel, PlanRequest, Planned, autoplan_stages, lower_evaluation,
@@ -38,6 +41,8 @@ pub struct CompileOptions {
     pub micro_batch: Option<usize>,
     /// Fixes the recomputation of the backward pass.
     pub recompute: Option<Recompute>,
+    /// Storage of activations between the forward and the backward pass.
+    pub saved_activations: SavedActivations,
     /// Device of the engine; for several ranks, of each rank.
     pub device: Device,
     /// Parallelism over ranks, see [`World`](crate::World).
@@ -63,6 +68,7 @@ impl CompileOptions {
             memory_limit_bytes: None,
             micro_batch: None,
             recompute: None,
+            saved_activations: SavedActivations::Exact,
             device: Device::Cpu,
             parallel: Parallel::default(),
             stage_layers: None,
@@ -127,6 +133,7 @@ pub(crate) fn planned(
         memory_limit_bytes: options.memory_limit_bytes,
         micro_batch: options.micro_batch,
         recompute: options.recompute,
+        saved_activations: options.saved_activations,
     };
     let split = (options.parallel, options.stage_layers.as_deref());
     let planned = autoplan_stages(graph, hardware, &request, split, kernels, target)?;

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use deepwell_ir::Graph;
+use deepwell_ir::{Graph, SavedActivations};
 use deepwell_plan::schedule::PipelineSchedule;
 use deepwell_plan::{OptimizerSpec, Plan};
 use deepwell_precision::GuardConfig;
@@ -89,6 +89,9 @@ pub struct Fingerprint {
     /// ZeRO stage of the data-parallel ranks.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub zero: u8,
+    /// Storage of activations between the passes, if it changes the numbers.
+    #[serde(default, skip_serializing_if = "SavedActivations::is_exact")]
+    pub saved_activations: SavedActivations,
     /// The largest learning rate.
     pub learning_rate: f64,
     /// Warmup steps to the learning rate.
@@ -157,6 +160,7 @@ impl Fingerprint {
             pipeline_schedule: plan.parallel.schedule,
             pipeline_layers: plan.stages.clone(),
             zero: plan.parallel.zero,
+            saved_activations: plan.saved_activations.in_numbers(),
             learning_rate: schedule.peak,
             warmup_steps: schedule.warmup_steps,
             final_learning_rate_ratio: schedule.final_ratio,

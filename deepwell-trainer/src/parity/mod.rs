@@ -31,6 +31,7 @@ pub(crate) use seed_runs::SeedRuns;
 pub use statistics::{Estimate, KnownDeviation};
 pub use verdict::{Check, CheckStatus, GAP_TOLERANCE_REL, Verdict};
 
+use deepwell_ir::SavedActivations;
 use deepwell_ir::ops::{MasterFormat, MomentFormat};
 use deepwell_plan::OptimizerSpec;
 use runs::{FinishedRun, train_in_child};
@@ -159,6 +160,7 @@ fn train_until(
             policy: None,
             fallback: None,
             audit: false,
+            saved_activations: SavedActivations::Exact,
             optimizer: OptimizerSpec {
                 masters: MasterFormat::Fp32,
                 moments: MomentFormat::Fp32,

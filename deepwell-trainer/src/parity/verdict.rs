@@ -291,11 +291,12 @@ fn complete(pairs: &[Pair]) -> Check {
 }
 
 /// Fields of the fingerprint that may differ between the runs of a pair.
-const FREE_IN_A_PAIR: [&str; 7] = [
+const FREE_IN_A_PAIR: [&str; 8] = [
     "policy",
     "kernels",
     "micro_batch",
     "perturb_weights_seed",
+    "saved_activations",
     "optimizer.masters",
     "optimizer.moments",
     "optimizer.in_backward",

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use deepwell_ir::TensorPrecision;
+use deepwell_ir::{SavedActivations, TensorPrecision};
 use deepwell_plan::PrecisionFallback;
 use deepwell_probe::{Hardware, NumberFormat};
 use serde::{Deserialize, Serialize};
@@ -32,6 +32,9 @@ pub struct RunFacts {
     pub flops_per_step: u64,
     /// Recomputation in the backward pass: `none`, `selective` or `full`.
     pub recompute: String,
+    /// Storage of activations between the forward and the backward pass.
+    #[serde(default, skip_serializing_if = "SavedActivations::is_exact")]
+    pub saved_activations: SavedActivations,
     /// Least predicted time of a step.
     pub predicted_step_s: f64,
     /// Predicted peak memory, the sum over ranks that share it.
@@ -114,6 +117,7 @@ impl RunFacts {
             ranks: world.size(),
             flops_per_step: engine.program().flops(),
             recompute: engine.plan().recompute.to_string(),
+            saved_activations: engine.plan().saved_activations,
             predicted_step_s: engine.prediction().time_s,
             peak_bytes_predicted: predicted_peak_bytes(world),
             bytes_at_peak: engine.prediction().ranks[0].bytes_at_peak.clone(),

@@ -56,6 +56,7 @@ impl Planned {
             optimizer: settings.optimizer.clone(),
             micro_batch: settings.micro_batch.or(micro_batch),
             recompute: settings.recompute,
+            saved_activations: settings.saved_activations,
             memory_limit_bytes: settings.memory_limit_bytes,
             device: settings.device,
             allow_fallback: settings.allow_fallback,

@@ -42,6 +42,8 @@ impl PlanFile {
         take(given, "batch_size", &mut s.batch_size, batch)?;
         take(given, "micro_batch", &mut s.micro_batch, Some(plan.micro_batch))?;
         take(given, "recompute", &mut s.recompute, Some(plan.recompute))?;
+        let saved = plan.saved_activations;
+        take(given, "saved_activations", &mut s.saved_activations, saved)?;
         let (factor, planned) = (&mut s.router.capacity_factor, plan.capacity_factor);
         take(given, "router.capacity_factor", factor, planned)?;
         take(given, "optimizer", &mut s.optimizer, plan.optimizer.clone())?;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use deepwell_ir::Recompute;
+use deepwell_ir::{Recompute, SavedActivations};
 use deepwell_kernels::cuda::Architecture;
 use deepwell_moe::RouterTraining;
 use deepwell_plan::schedule::PipelineSchedule;
@@ -123,6 +123,10 @@ pub struct Settings {
     pub micro_batch: Option<usize>,
     /// Recomputation in the backward pass; none lets the planner choose.
     pub recompute: Option<Recompute>,
+    /// Storage of activations between the forward and the backward pass: `exact`, `once` or
+    /// `mxfp8`.
+    #[serde(skip_serializing_if = "SavedActivations::is_exact")]
+    pub saved_activations: SavedActivations,
     /// Memory of each device that the planner may use, in bytes; none takes 98 % of what is free.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_limit_bytes: Option<u64>,
@@ -236,6 +240,7 @@ impl Default for Settings {
             batch_size: 8,
             micro_batch: None,
             recompute: None,
+            saved_activations: SavedActivations::Exact,
             memory_limit_bytes: None,
             seed: 0,
             data_seed: None,

@@ -40,6 +40,7 @@ pub(crate) fn left_out(name: Option<&str>) -> impl Observer {
 }
 
 /// Writes a number over the first one of a value before a call of this name.
+#[allow(dead_code, reason = "not every test poisons a value")]
 pub(crate) fn poisoned(
     call_name: &'static str,
     value: impl Fn(&Program) -> Option<ValueId>,

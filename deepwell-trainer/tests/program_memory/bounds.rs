@@ -41,6 +41,7 @@ fn below_bound(
             memory_limit_bytes: Some(u64::MAX),
             micro_batch: Some(at.micro_batch),
             recompute: Some(at.recompute.of_trainer()),
+            saved_activations: Default::default(),
         };
         let layers = at.layers_of_stages(&shape);
         let layers = (at.pp > 1).then_some(layers.as_slice());

@@ -80,6 +80,7 @@ fn compare(case: &Case, strategies: &[(Strategy, usize)]) -> (usize, Vec<String>
         memory_limit_bytes: None,
         micro_batch: None,
         recompute: None,
+        saved_activations: Default::default(),
     };
     let (shape, graph) = (shape(model), graph(model, seq));
     let catalog = KnownKernels::new(device.catalog());

@@ -114,6 +114,7 @@ impl Reference {
             memory_limit_bytes: None,
             micro_batch: Some(1),
             recompute: None,
+            saved_activations: Default::default(),
         };
         let (graph, hardware) = (graph(), hardware());
         let OpenDevice { backend, catalog, target } = case.device.open(&hardware).unwrap();

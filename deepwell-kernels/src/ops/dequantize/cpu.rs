@@ -50,6 +50,24 @@ impl MxPlanes<'_> {
         }
     }
 
+    /// Dequantizes row `row` of a rowwise operand.
+    ///
+    /// # Panics
+    ///
+    /// If a slice is too short.
+    #[inline(always)]
+    pub fn row<E: Element>(&self, row: usize, target: &mut [E]) {
+        let columns = target.len();
+        let mut values = [0.0; BLOCK];
+        for (block, target) in target.chunks_mut(BLOCK).enumerate() {
+            let values = &mut values[..target.len()];
+            self.block(row, block, columns, values);
+            for (target, &value) in target.iter_mut().zip(&*values) {
+                *target = E::from_f32(value);
+            }
+        }
+    }
+
     /// Dequantizes a rowwise operand to `target` `[rows, columns]`.
     ///
     /// # Panics
@@ -59,16 +77,8 @@ impl MxPlanes<'_> {
         let rows_of_chunk = (chunk_elements(columns) / columns.max(1)).max(1);
         let chunks = target.par_chunks_mut(rows_of_chunk * columns.max(1));
         chunks.enumerate().for_each(|(chunk, target)| {
-            let mut values = [0.0; BLOCK];
             for (row, target) in target.chunks_mut(columns).enumerate() {
-                let row = chunk * rows_of_chunk + row;
-                for (block, target) in target.chunks_mut(BLOCK).enumerate() {
-                    let values = &mut values[..target.len()];
-                    self.block(row, block, columns, values);
-                    for (target, &value) in target.iter_mut().zip(&*values) {
-                        *target = E::from_f32(value);
-                    }
-                }
+                self.row(chunk * rows_of_chunk + row, target);
             }
         });
     }

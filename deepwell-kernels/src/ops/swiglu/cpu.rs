@@ -26,14 +26,18 @@ pub fn swiglu_forward<E: Element>(gate: &[E], up: &[E], out: &mut [E]) {
         .for_each(|((out, gate), up)| {
             vectorized(
                 #[inline(always)]
-                || {
-                    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
-                        let gate = gate.to_f32();
-                        *out = E::from_f32(gate * sigmoid(gate) * up.to_f32());
-                    }
-                },
+                || forward_of(gate, up, out),
             );
         });
+}
+
+/// [`swiglu_forward`] of a part, in one thread.
+#[inline(always)]
+pub(super) fn forward_of<E: Element>(gate: &[E], up: &[E], out: &mut [E]) {
+    for ((out, &gate), &up) in out.iter_mut().zip(gate).zip(up) {
+        let gate = gate.to_f32();
+        *out = E::from_f32(gate * sigmoid(gate) * up.to_f32());
+    }
 }
 
 /// Writes the gradients of [`swiglu_forward`], with `s = sigmoid(gate)`:
@@ -61,18 +65,27 @@ pub fn swiglu_backward<E: Element>(
         .for_each(|(((dgate, dup), dout), (gate, up))| {
             vectorized(
                 #[inline(always)]
-                || {
-                    let outputs = dgate.iter_mut().zip(dup);
-                    let inputs = dout.iter().zip(gate).zip(up);
-                    for ((dgate, dup), ((&dout, &gate), &up)) in outputs.zip(inputs) {
-                        let (dout, gate) = (dout.to_f32(), gate.to_f32());
-                        let s = sigmoid(gate);
-                        *dgate = E::from_f32(dout * up.to_f32() * s * (1.0 + gate * (1.0 - s)));
-                        *dup = E::from_f32(dout * (gate * s));
-                    }
-                },
+                || backward_of(dout, [gate, up], dgate, dup),
             );
         });
+}
+
+/// [`swiglu_backward`] of a part, in one thread.
+#[inline(always)]
+pub(super) fn backward_of<E: Element>(
+    dout: &[E],
+    [gate, up]: [&[E]; 2],
+    dgate: &mut [E],
+    dup: &mut [E],
+) {
+    let outputs = dgate.iter_mut().zip(dup);
+    let inputs = dout.iter().zip(gate).zip(up);
+    for ((dgate, dup), ((&dout, &gate), &up)) in outputs.zip(inputs) {
+        let (dout, gate) = (dout.to_f32(), gate.to_f32());
+        let s = sigmoid(gate);
+        *dgate = E::from_f32(dout * up.to_f32() * s * (1.0 + gate * (1.0 - s)));
+        *dup = E::from_f32(dout * (gate * s));
+    }
 }
 
 pub(super) fn prepare_forward(operands: &Operands<'_>, _: &Op) -> Result<Run, KernelError> {

@@ -79,6 +79,7 @@ fn lower_forward(
         memory_limit_bytes: None,
         micro_batch: Some(1),
         recompute: None,
+        saved_activations: Default::default(),
     };
     let plan = base_plan(graph, &request, target);
     let serves = |format: &QuantFormat, role: Role| catalog.serves(format, role, target);

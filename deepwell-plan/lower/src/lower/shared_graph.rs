@@ -12,7 +12,7 @@ use std::rc::Rc;
 use deepwell_ir::{
     Binding, Graph, GroupId, KernelCatalog, Mode, Phase, ProcessGroup, Program, Target,
     TensorPrecision, apply_precision_of_rank, defer_weight_gradients, differentiate,
-    expert_row_alignment, measure_products, recompute, verify_program,
+    expert_row_alignment, measure_products, recompute, save_activations, verify_program,
 };
 use deepwell_precision::{QuantFormat, Role};
 
@@ -123,6 +123,10 @@ impl<'a> SharedGraph<'a> {
         let slices = slices(&differentiated.splits, target);
         let (quantized, precision) =
             apply_precision_of_rank(&differentiated.graph, &plan.policy, &serves, slices)?;
+        let quantized = match plan.saved_activations.is_exact() {
+            true => quantized,
+            false => save_activations(&quantized, plan.saved_activations)?,
+        };
         let quantized = with_masters(quantized, plan)?;
         let quantized = match plan.measures_products {
             true => measure_products(&quantized)?,

@@ -214,6 +214,7 @@ fn plans_follow_the_table_and_name_it() {
         memory_limit_bytes: None,
         micro_batch: None,
         recompute: None,
+        saved_activations: Default::default(),
     };
     let plan = |catalog: &dyn KernelCatalog| {
         autoplan(&graph, &hardware, &request, catalog, &target()).unwrap()

@@ -18,7 +18,9 @@ const VECTOR: usize = 8;
 /// Quantizes all results that are activation matrices.
 pub(crate) fn epilogue(core: &Op) -> EpilogueSet {
     match core {
-        Op::SwiGluBackward(_) | Op::ExpertSwiGluBackward(_) => EpilogueSet::quantizing(&[0, 1]),
+        Op::SwiGluBackward(_) | Op::StoredSwiGluBackward(_) | Op::ExpertSwiGluBackward(_) => {
+            EpilogueSet::quantizing(&[0, 1])
+        }
         _ => EpilogueSet::quantizing(&[0]),
     }
 }
