@@ -354,7 +354,7 @@ mod tests {
             dtype: DType::Bf16,
         };
         let heads = heads(HeadsFirst { k: true, ..HeadsFirst::default() });
-        let part = AttentionPart { heads, keys: KeySource::Own };
+        let part = AttentionPart { heads, keys: KeySource::Own, places: None };
         let error = part.infer(&[of(32), of(16), of(16)]).unwrap_err().to_string();
         assert!(error.contains("got heads first in k"), "{error}");
     }

@@ -1,6 +1,7 @@
 // Keys of one rank seen by queries of another rank; each rank has two chunks of a sequence.
 #pragma once
 
+#include "common/opaque.cuh"
 #include "common/types.cuh"
 
 // Mask over the tokens that two ranks hold of a sequence: queries before `first_query` see no key;
@@ -30,14 +31,17 @@ struct SeenPart {
 
     // Returns the first key in the window of a query, of `seq` tokens of each rank.
     __device__ __forceinline__ int32 first_in_window(int32 query, int32 seq) const {
-        const int32 position = position_of(query, seq, query_low, query_high);
-        return tokens_before(position + 1 - window, seq, key_low, key_high);
+        // Opaque: too few registers to keep what depends on the sequence alone.
+        const int32 tokens = static_cast<int32>(opaque(seq));
+        const int32 position = position_of(query, tokens, query_low, query_high);
+        return tokens_before(position + 1 - window, tokens, key_low, key_high);
     }
 
     // Returns the last query whose window has a key; -1 if there is none.
     __device__ __forceinline__ int32 last_with_window(int32 key, int32 seq) const {
-        const int32 position = position_of(key, seq, key_low, key_high);
-        return tokens_before(position + window, seq, query_low, query_high) - 1;
+        const int32 tokens = static_cast<int32>(opaque(seq));
+        const int32 position = position_of(key, tokens, key_low, key_high);
+        return tokens_before(position + window, tokens, query_low, query_high) - 1;
     }
 
   private:
