@@ -242,7 +242,7 @@ const CASES: [Case; 12] = [
     Case { chunk: 7, batch: 2, heads: (4, 2), has_sinks: true, ..PLAIN },
     // Windows within a chunk, of a chunk, over chunks of several ranks, and of all tokens.
     Case { ranks: 1, chunk: 9, window: Some(4), ..PLAIN },
-    Case { ranks: 3, chunk: 5, heads: (2, 1), window: Some(1), ..PLAIN },
+    Case { ranks: 3, chunk: 5, heads: (2, 1), window: Some(2), ..PLAIN },
     Case { ranks: 3, chunk: 5, heads: (2, 1), window: Some(5), ..PLAIN },
     Case { ranks: 3, chunk: 5, batch: 2, window: Some(12), has_sinks: true, ..PLAIN },
     Case { chunk: 100, heads: (2, 1), widths: (8, 8), window: Some(130), ..PLAIN },
