@@ -55,7 +55,8 @@ impl Zigzag {
     ///
     /// // Positions 0, 1, 6 and 7.
     /// let first_of_two = Zigzag { place: 0, ranks: 2 };
-    /// assert_eq!([0, 1, 2, 6, 7, 9].map(|at| first_of_two.tokens_before(at, 4)), [0, 1, 2, 2, 3, 4]);
+    /// let before = [0, 1, 2, 6, 7, 9].map(|position| first_of_two.tokens_before(position, 4));
+    /// assert_eq!(before, [0, 1, 2, 2, 3, 4]);
     /// ```
     pub fn tokens_before(&self, position: usize, seq: usize) -> usize {
         let [low, high] = self.begins(seq);

@@ -99,8 +99,8 @@ impl ModelSource {
     /// `inputs` are the data: token files need no tokenizer.
     ///
     /// # Errors
-    /// No `tokenizer.json` for a model whose weights have another vocabulary than bytes, a tokenizer
-    /// in an unsupported form, or a file that is no tokenizer.
+    /// No `tokenizer.json` for a model whose weights have another vocabulary than bytes, a
+    /// tokenizer in an unsupported form, or a file that is no tokenizer.
     pub fn choose_tokenizer(
         &self,
         named: Option<&Path>,

@@ -124,75 +124,83 @@ mod tests {
             (3, 2, Some(2), Some(5)),
             (3, 2, None, Some(100)),
         ] {
-            let seq = 2 * ranks * chunk;
-            let whole = Shape {
-                batch: 2,
-                seq,
-                heads: 2,
-                kv_heads: 1,
-                head_dim: 3,
-                value_dim,
-                scale: 0.7,
-                causal: true,
-                window,
-                ..Shape::default()
+            check([ranks, chunk], value_dim, window);
+        }
+    }
+
+    /// Adds terms to a sum, which is empty before the first.
+    fn add(sum: &mut Vec<f64>, terms: &[f64]) {
+        sum.resize(terms.len(), 0.0);
+        sum.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+    }
+
+    fn check([ranks, chunk]: [usize; 2], value_dim: Option<usize>, window: Option<usize>) {
+        let seq = 2 * ranks * chunk;
+        let whole = Shape {
+            batch: 2,
+            seq,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 3,
+            value_dim,
+            scale: 0.7,
+            causal: true,
+            window,
+            ..Shape::default()
+        };
+        let chunk_shape = Shape { seq: 2 * chunk, ..whole };
+        let widths = [6, 3, whole.value_dim(), 2 * whole.value_dim()];
+        let inputs: Vec<Vec<f64>> =
+            (0..4).map(|at| varied(2 * seq * widths[at], at as u64)).collect();
+        let [q, k, v, dout] = [0, 1, 2, 3].map(|at| inputs[at].as_slice());
+        let expected = oracle::forward(&whole, q, k, v, &[]);
+        let gradients = oracle::backward(&whole, dout, q, k, v, &[]);
+        let part = |rank| Zigzag { place: rank, ranks };
+        let rows_of_rank = |at: usize, rank| rows(&inputs[at], widths[at], part(rank), seq);
+        let near = |what: &str, got: &[f64], whole: &[f64], columns, rank| {
+            let expected = rows(whole, columns, part(rank), seq);
+            assert_eq!(got.len(), expected.len());
+            for (got, expected) in got.iter().zip(&expected) {
+                assert!((got - expected).abs() < 1e-12, "{what} of {rank} among {ranks}");
+            }
+        };
+        let mut of_keys = vec![(vec![], vec![]); ranks];
+        for rank in 0..ranks {
+            let source = |step| match step {
+                0 => KeySource::Own,
+                step if step <= rank => KeySource::Earlier,
+                _ => KeySource::Later,
             };
-            let chunk_shape = Shape { seq: 2 * chunk, ..whole };
-            let widths = [6, 3, whole.value_dim(), 2 * whole.value_dim()];
-            let inputs: Vec<Vec<f64>> =
-                (0..4).map(|at| varied(2 * seq * widths[at], at as u64)).collect();
-            let [q, k, v, dout] = [0, 1, 2, 3].map(|at| inputs[at].as_slice());
-            let expected = oracle::forward(&whole, q, k, v, &[]);
-            let gradients = oracle::backward(&whole, dout, q, k, v, &[]);
-            let part = |rank| Zigzag { place: rank, ranks };
-            let rows_of_rank = |at: usize, rank| rows(&inputs[at], widths[at], part(rank), seq);
-            let near = |what: &str, got: &[f64], whole: &[f64], columns, rank| {
-                let expected = rows(whole, columns, part(rank), seq);
-                assert_eq!(got.len(), expected.len());
-                for (got, expected) in got.iter().zip(&expected) {
-                    assert!((got - expected).abs() < 1e-12, "{what} of {rank} among {ranks}");
-                }
+            let owner = |step| (rank + ranks - step) % ranks;
+            let part_of = |step| {
+                let places = PartPlaces { queries: part(rank), keys: owner(step) };
+                (&chunk_shape, source(step), window.map(|_| places))
             };
-            let mut of_keys = vec![(vec![], vec![]); ranks];
-            for rank in 0..ranks {
-                let source = |step| match step {
-                    0 => KeySource::Own,
-                    step if step <= rank => KeySource::Earlier,
-                    _ => KeySource::Later,
-                };
-                let owner = |step| (rank + ranks - step) % ranks;
-                let part_of = |step| {
-                    let places = PartPlaces { queries: part(rank), keys: owner(step) };
-                    (&chunk_shape, source(step), window.map(|_| places))
-                };
-                let q = rows_of_rank(0, rank);
-                let parts: Vec<Forward> = (0..ranks)
-                    .map(|step| {
-                        let of = owner(step);
-                        forward(part_of(step), &q, &rows_of_rank(1, of), &rows_of_rank(2, of))
-                    })
-                    .collect();
-                let merged = merge(&chunk_shape, &parts);
-                near("out", &merged.out, &expected.out, widths[3], rank);
-                let dout = rows_of_rank(3, rank);
-                let mut dq = vec![0.0; q.len()];
-                for step in 0..ranks {
+            let q = rows_of_rank(0, rank);
+            let parts: Vec<Forward> = (0..ranks)
+                .map(|step| {
                     let of = owner(step);
-                    let (k, v) = (rows_of_rank(1, of), rows_of_rank(2, of));
-                    let gradients_of_step = backward(part_of(step), &dout, [&q, &k, &v], &merged);
-                    dq.iter_mut().zip(&gradients_of_step.dq).for_each(|(sum, term)| *sum += term);
-                    let (dk, dv) = &mut of_keys[of];
-                    dk.resize(k.len(), 0.0);
-                    dv.resize(v.len(), 0.0);
-                    dk.iter_mut().zip(&gradients_of_step.dk).for_each(|(sum, term)| *sum += term);
-                    dv.iter_mut().zip(&gradients_of_step.dv).for_each(|(sum, term)| *sum += term);
-                }
-                near("dq", &dq, &gradients.dq, widths[0], rank);
+                    forward(part_of(step), &q, &rows_of_rank(1, of), &rows_of_rank(2, of))
+                })
+                .collect();
+            let merged = merge(&chunk_shape, &parts);
+            near("out", &merged.out, &expected.out, widths[3], rank);
+            let dout = rows_of_rank(3, rank);
+            let mut dq = vec![0.0; q.len()];
+            for step in 0..ranks {
+                let of = owner(step);
+                let (k, v) = (rows_of_rank(1, of), rows_of_rank(2, of));
+                let gradients_of_step = backward(part_of(step), &dout, [&q, &k, &v], &merged);
+                let (dk, dv) = &mut of_keys[of];
+                add(&mut dq, &gradients_of_step.dq);
+                add(dk, &gradients_of_step.dk);
+                add(dv, &gradients_of_step.dv);
             }
-            for (rank, (dk, dv)) in of_keys.iter().enumerate() {
-                near("dk", dk, &gradients.dk, widths[1], rank);
-                near("dv", dv, &gradients.dv, widths[2], rank);
-            }
+            near("dq", &dq, &gradients.dq, widths[0], rank);
+        }
+        for (rank, (dk, dv)) in of_keys.iter().enumerate() {
+            near("dk", dk, &gradients.dk, widths[1], rank);
+            near("dv", dv, &gradients.dv, widths[2], rank);
         }
     }
 }

@@ -52,8 +52,8 @@ impl RankContext<'_> {
                 _ if self.zero_group().is_some() => &[ProcessGroup::TENSOR],
                 (None, _) => &[ProcessGroup::EXPERT],
                 (Some(_), None) => &[ProcessGroup::TENSOR],
-                // Experts may span several tensor-parallel groups; the two groups include all of these
-                // ranks.
+                // Experts may span several tensor-parallel groups; the two groups include all of
+                // these ranks.
                 (Some(_), Some(_)) => &[ProcessGroup::TENSOR, ProcessGroup::DATA],
             };
         let named = names.iter().filter_map(|name| ranks.named(name));
