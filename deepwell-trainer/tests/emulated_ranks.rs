@@ -421,14 +421,14 @@ fn rings_on_emulated_gpus_train_as_on_the_cpu() {
     }
 }
 
-/// A mixture with the losses of routers and perhaps a limit that drops pairs. A token visits all
-/// experts: scores that nearly tie would send it to another on one of the devices.
+/// A mixture of four experts with the losses of routers and perhaps a limit that drops pairs. A
+/// token visits all experts: scores that nearly tie would send it to another on one of the devices.
 fn mixture(capacity_factor: Option<f64>) -> (Graph, usize) {
     // Heads that two ranks can split.
     let preset = LlamaConfig::preset("moe-micro").expect("a preset");
     let mut config = LlamaConfig { num_heads: 2, num_kv_heads: 2, ..preset };
     let experts = config.experts.as_mut().expect("it is a mixture");
-    experts.experts_per_token = experts.num_experts;
+    (experts.num_experts, experts.experts_per_token) = (4, 4);
     let (graph, vocabulary) = model(config);
     let training = RouterTraining { balance: 0.01, z: 0.001, capacity_factor };
     (with_router_training(&graph, &training).expect("it has routers"), vocabulary)
