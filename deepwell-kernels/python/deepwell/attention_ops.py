@@ -16,7 +16,7 @@ from deepwell.ops import _f32, _like, operator
 
 #: Bits of ``heads_first``: queries, keys, values, and the output.
 Q_FIRST, K_FIRST, V_FIRST, O_FIRST = 1, 2, 4, 8
-_ALL_FIRST = Q_FIRST | K_FIRST | V_FIRST | O_FIRST
+ALL_FIRST = Q_FIRST | K_FIRST | V_FIRST | O_FIRST
 _LETTERS = {"q": Q_FIRST, "k": K_FIRST, "v": V_FIRST, "o": O_FIRST}
 
 #: Bits of the tensors of each op, inputs and then outputs; 0 for what has no heads to order.
@@ -55,15 +55,21 @@ def attention_op(
 def missing_attention(heads: int, kv_heads: int, head_dim: int, like: torch.Tensor) -> str | None:
     """Why no kernel serves an attention with these heads and its gradients, on the device of a
     tensor; ``None`` if kernels serve it."""
-    if like.dtype not in (torch.bfloat16, torch.float32):
-        return f"kernels take BF16 or FP32, not {like.dtype}"
+    dtype = like.dtype
+    if dtype not in (torch.bfloat16, torch.float32):
+        return f"kernels take BF16 or FP32, not {dtype}"
     # A model in FP32 has BF16 attention under autocast on a GPU; without it, calls fall back.
-    dtype = torch.bfloat16 if plans.is_gpu(like.device) else like.dtype
-    device = plans.device_name(like.device)
-    for name in _BITS:
-        if reason := _missing(name, heads, kv_heads, head_dim, False, False, 0, dtype, device):
-            return reason
-    return None
+    if plans.is_gpu(like.device):
+        dtype = torch.bfloat16
+    return _missing_with_gradients(heads, kv_heads, head_dim, dtype, plans.device_name(like.device))
+
+
+@functools.cache
+def _missing_with_gradients(heads, kv_heads, head_dim, dtype, device) -> str | None:
+    reasons = (
+        _missing(name, heads, kv_heads, head_dim, False, False, 0, dtype, device) for name in _BITS
+    )
+    return next(filter(None, reasons), None)
 
 
 @functools.cache
@@ -90,6 +96,11 @@ def _swap(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(1, 2)
 
 
+def head_counts(q: torch.Tensor, k: torch.Tensor, heads_first: int) -> tuple[int, int]:
+    """Heads of queries, and of keys and values."""
+    return q.shape[1 if heads_first & Q_FIRST else 2], k.shape[1 if heads_first & K_FIRST else 2]
+
+
 def _sizes(name, operands, heads_first):
     """Batch, tokens, heads, heads of keys and width of a head."""
     q, k = operands[:2] if name == "attention" else operands[1:3]
@@ -101,11 +112,13 @@ def _sizes(name, operands, heads_first):
 def _run(name, operands, outputs, extras, settings, heads_first) -> None:
     """Runs attention, or its backward, whose first operand is the gradient of its output.
     ``extras`` are sinks and documents or ``None``, ``settings`` scale, mask and window."""
+    if heads_first == ALL_FIRST and extras[0] is None and extras[1] is None:
+        q, k = operands[:2] if name == "attention" else operands[1:3]
+        if q.shape == k.shape:
+            _run_as_sequences(name, operands, outputs, q.shape, settings)
+            return
     batch, seq, heads, kv_heads, head_dim = _sizes(name, operands, heads_first)
     if heads_first:
-        if heads_first == _ALL_FIRST and heads == kv_heads and extras == (None, None):
-            _run_as_sequences(name, operands, outputs, settings)
-            return
         has = tuple(extra is not None for extra in extras)
         device = plans.device_name(operands[0].device)
         of_kernel = (heads_first, operands[0].dtype, device)
@@ -126,16 +139,19 @@ def _run(name, operands, outputs, extras, settings, heads_first) -> None:
     plans.run(op, [*operands, *given], outputs, batch, seq, as_rows)
 
 
-def _run_as_sequences(name, operands, outputs, settings) -> None:
+def _run_as_sequences(name, operands, outputs, shape, settings) -> None:
     """Each head is a sequence with one head, which kernels of every GPU read."""
+    batch, heads, seq, head_dim = shape
+    op = attention_op(name, 1, 1, head_dim, *settings, False, False)
+    plans.run(op, operands, outputs, batch * heads, seq, _as_sequences)
 
-    def one_head(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() == 3:
-            return tensor.view(-1, 1, tensor.shape[-1])
-        return tensor.reshape(-1, tensor.shape[2], 1, tensor.shape[3])
 
-    operands, outputs = (list(map(one_head, tensors)) for tensors in (operands, outputs))
-    _run(name, operands, outputs, (None, None), settings, 0)
+def _as_sequences(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The library reads a row for each token, and statistics of one head in each sequence."""
+    sizes = tensor.shape
+    if len(sizes) == 3:
+        return sizes[0] * sizes[1], 1, sizes[2]
+    return sizes[:3].numel(), sizes[3]
 
 
 def _run_on_copies(name, operands, outputs, extras, settings, heads_first) -> None:
@@ -170,9 +186,12 @@ def attention(q, k, v, sinks, documents, scale, causal, window, heads_first):
 
 @attention.fake
 def attention_fake(q, k, v, sinks, documents, scale, causal, window, heads_first):
-    by_token = _swap(q) if heads_first & Q_FIRST else q
-    lse = _f32(q, q.shape[0], by_token.shape[2], by_token.shape[1])
-    return _like(_swap(by_token) if heads_first & O_FIRST else by_token), lse
+    batch, seq, heads, _ = q.shape
+    is_first = bool(heads_first & Q_FIRST)
+    if is_first:
+        seq, heads = heads, seq
+    has_order_of_o = is_first == bool(heads_first & O_FIRST)
+    return _like(q if has_order_of_o else _swap(q)), _f32(q, batch, heads, seq)
 
 
 @operator(

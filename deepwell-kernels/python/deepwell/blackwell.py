@@ -39,8 +39,7 @@ class BlackwellFlashAttention:
             return self._pytorch(q, k, v, causal)
         try:
             self._check(q, k, v)
-            rows = (t.transpose(1, 2) for t in (q, k, v))
-            return functional.attention(*rows, causal=causal).transpose(1, 2)
+            return functional.attention_by_heads(q, k, v, causal=causal)
         except DeepwellError as error:
             if not self.config.use_pytorch_fallback:
                 raise

@@ -204,21 +204,38 @@ def attention(
     whether the output is such a view, too; without it the output has the order of q.
     """
     q, k, v = _autocast(q, k, v)
-    keeps = _keeps(q, k, v, *(() if sinks is None else (sinks,)))
-    if keeps and not torch.compiler.is_compiling():
-        # Now, rather than in the backward pass.
-        if reason := attention_ops.missing_attention(q.shape[2], k.shape[2], q.shape[3], q):
-            raise UnsupportedError(reason)
-    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
-    sinks = None if sinks is None else sinks.float()
     orders = [_has_heads_first(t) for t in (q, k, v)]
     orders.append(orders[0] if heads_first_output is None else heads_first_output)
     q, k, v = (t.transpose(1, 2) if is_first else t for t, is_first in zip((q, k, v), orders))
     heads_first = sum(is_first << bit for bit, is_first in enumerate(orders))
-    attend = _Attention.apply if keeps else _attention_without_gradients
-    settings = (scale, bool(causal), int(window), heads_first)
-    o = attend(q, k, v, sinks, documents, *settings)
+    o = _attend(q, k, v, sinks, documents, scale, causal, window, heads_first)
     return o.transpose(1, 2) if orders[3] else o
+
+
+def attention_by_heads(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = True
+) -> torch.Tensor:
+    """:func:`attention` of ``[batch, heads, seq, head_dim]``, with fewer calls where operands are
+    contiguous."""
+    if q.is_contiguous() and k.is_contiguous() and v.is_contiguous():
+        operands = _autocast(q, k, v)
+        return _attend(*operands, None, None, None, causal, 0, attention_ops.ALL_FIRST)
+    by_token = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    return attention(*by_token, causal=causal).transpose(1, 2)
+
+
+def _attend(q, k, v, sinks, documents, scale, causal, window, heads_first) -> torch.Tensor:
+    """Attention of operands and an output in the order that ``heads_first`` says."""
+    keeps = _keeps(q, k, v) if sinks is None else _keeps(q, k, v, sinks)
+    if keeps and not torch.compiler.is_compiling():
+        # Now, rather than in the backward pass.
+        heads, kv_heads = attention_ops.head_counts(q, k, heads_first)
+        if reason := attention_ops.missing_attention(heads, kv_heads, q.shape[-1], q):
+            raise UnsupportedError(reason)
+    scale = q.shape[-1] ** -0.5 if scale is None else float(scale)
+    sinks = None if sinks is None else sinks.float()
+    attend = _Attention.apply if keeps else _attention_without_gradients
+    return attend(q, k, v, sinks, documents, scale, bool(causal), int(window), heads_first)
 
 
 def _attention_without_gradients(*operands) -> torch.Tensor:

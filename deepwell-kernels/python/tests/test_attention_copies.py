@@ -111,7 +111,7 @@ def test_operands_are_read_in_place_up_to_copies(heads=(4, 2), order="qkv"):
 @pytest.mark.parametrize("name", ["attention", "attention_backward"])
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
 def test_which_gpus_have_such_kernels(arch, takes, name, head_dim):
-    for heads_first in (attention_ops.K_FIRST | attention_ops.V_FIRST, attention_ops._ALL_FIRST):
+    for heads_first in (attention_ops.K_FIRST | attention_ops.V_FIRST, attention_ops.ALL_FIRST):
         for extras in ((False, False), (True, True)):
             reason = attention_ops._missing(
                 name, 32, 8, head_dim, *extras, heads_first, torch.bfloat16, arch
