@@ -22,6 +22,7 @@ MODELS = {
 }
 CONFIGURATIONS = [
     "eager", "compile", "deepwell", "deepwell+compile", "deepwell-mxfp8", "deepwell-mxfp8+compile",
+    "deepwell+loss", "deepwell+loss+compile", "deepwell-mxfp8+loss+compile",
     "liger", "liger+compile", "torchao-float8+compile",
 ]  # fmt: skip
 
@@ -74,7 +75,8 @@ def train(
         net = transformers.AutoModelForCausalLM.from_config(config, dtype=BF16).train()
     if configuration.startswith("deepwell"):
         precision = "mxfp8" if "mxfp8" in configuration else "bf16"
-        deepwell.optimize(net, precision=precision, verbose=True)
+        fused_loss = "+loss" in configuration
+        deepwell.optimize(net, precision=precision, fused_loss=fused_loss, verbose=True)
     if configuration.startswith("torchao"):
         from torchao.float8 import convert_to_float8_training
 

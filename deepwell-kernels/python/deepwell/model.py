@@ -9,7 +9,9 @@ import weakref
 import torch
 from torch import nn
 
-from deepwell import attention_ops, experts, hf_attention, multihead, rotary, swaps  # noqa: F401
+from deepwell import attention_ops, experts, hf_attention, swaps
+from deepwell import fused_loss as fused_losses
+from deepwell import multihead, rotary  # noqa: F401
 from deepwell.library import DeepwellError, UnsupportedError, is_available
 
 _LOG = logging.getLogger("deepwell")
@@ -69,15 +71,18 @@ def optimize(
     precision: str = "bf16",
     verbose: bool = False,
     attention_kernels: bool = True,
+    fused_loss: bool = False,
     on_cpu: bool = False,
     fallback: bool = True,
 ) -> nn.Module:
     """Makes a model use Deepwell's kernels, in place, and returns it.
 
     ``precision`` ``bf16`` keeps the mathematics of the model. ``mxfp8`` also quantizes its linear
-    layers; ``auto`` does so on Blackwell. Without a GPU the model stays unchanged, or with
-    ``fallback=False`` this is an error; ``on_cpu`` uses the library's CPU kernels, which are there
-    for tests and are slow. :func:`report` tells what was done.
+    layers; ``auto`` does so on Blackwell. ``fused_loss`` computes the loss of a causal language
+    model without logits in memory; in training its outputs then have no ``logits``. Without a GPU
+    the model stays unchanged, or with ``fallback=False`` this is an error; ``on_cpu`` uses the
+    library's CPU kernels, which are there for tests and are slow. :func:`report` tells what was
+    done.
     """
     if precision not in _PRECISIONS:
         raise ValueError(f"precision: expected one of {_PRECISIONS}, got {precision!r}")
@@ -102,6 +107,8 @@ def optimize(
     if attention_kernels:
         _swap_attention(model, report)
     _swap_experts(model, report)
+    if fused_loss:
+        fused_losses.swap_losses(model, report)
     if not report.swapped:
         raise DeepwellError(
             f"expected modules to swap, found none in {type(model).__name__}\n{report}"
@@ -241,7 +248,7 @@ def compare(model: nn.Module, *args, **kwargs) -> dict[str, float]:
         return hook
 
     for name, module in model.named_modules():
-        if swaps.is_swapped(module):
+        if swaps.is_swapped(module) and not isinstance(module, fused_losses.FusedLoss):
             handles.append(module.register_forward_hook(watch(name), with_kwargs=True))
     try:
         with torch.no_grad():

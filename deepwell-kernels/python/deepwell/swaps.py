@@ -312,14 +312,14 @@ def swap(module: nn.Module) -> tuple[str | None, str]:
             rejected = SWAPS[name].matches(module)
         except NotImplementedError:
             continue
-        rejected = rejected or _try(module, name)
+        rejected = rejected or try_swap(module, name)
         if rejected is None:
             return name, ""
         reason = rejected
     return None, reason
 
 
-def _try(module: nn.Module, name: str) -> str | None:
+def try_swap(module: nn.Module, name: str) -> str | None:
     """Swaps, and undoes it if the result differs from the original on random input."""
     tensors = [*module.parameters(), *module.buffers()]
     dtype = tensors[0].dtype if tensors else torch.float32
