@@ -11,7 +11,7 @@ use xshell::Shell;
 
 use super::build;
 use crate::kernels;
-use crate::kernels::unit::ARCHITECTURES;
+use crate::kernels::unit::{ARCHITECTURES, NOT_RUN};
 
 /// Folder of recorded launches: `<architecture>/<.cu file>/<kernel>-….toml`. A passed row of the
 /// table leaves `<architecture>/<row>.passed`, a row with a valid proof `<row>.proven`.
@@ -218,10 +218,11 @@ pub(super) fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     entries.map(|entry| Ok(entry?.path())).collect()
 }
 
-/// Compiles the PTX of all kernels: the tests of a kernel launch other kernels.
+/// Compiles the PTX of all kernels that tests run: the tests of a kernel launch other kernels.
 fn compile(root: &Path, architecture: Option<&'static str>) -> Result<()> {
+    let all = || ARCHITECTURES.into_iter().filter(|name| !NOT_RUN.contains(name)).collect();
     let options = kernels::Options {
-        architectures: architecture.map_or_else(|| ARCHITECTURES.to_vec(), |one| vec![one]),
+        architectures: architecture.map_or_else(all, |one| vec![one]),
         ptx_only: true,
         ..kernels::Options::default()
     };

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::flags::{NVCC_FLAGS, PTXAS_FLAGS};
 use super::lines;
 use super::manifest::{Compiled, Cubin, Kernel};
-use super::proofs::{SassProofs, sass_digest};
+use super::proofs::{SassProofs, sass_digest, source_digest};
 use super::resources::parse_ptxas;
 use super::sass::count_instructions;
 use super::toolchain::Toolchain;
@@ -23,6 +23,15 @@ pub(crate) enum Sass<'a> {
     /// All but the PTX in the table.
     Unproven(&'a SassProofs),
     All,
+}
+
+impl Sass<'_> {
+    /// Whether PTX of a job need not be compiled, because no test runs it and its source is in the
+    /// table.
+    pub(crate) fn spares_ptx_of(self, job: &Job<'_>) -> bool {
+        matches!(self, Sass::Unproven(proofs)
+            if proofs.spares_ptx(&job.name(), &job.source_digest()))
+    }
 }
 
 /// A source to compile for an architecture.
@@ -70,6 +79,11 @@ impl<'a> Job<'a> {
     pub(crate) fn sass_digest(&self, out: &Path) -> Option<String> {
         let ptx = fs::read_to_string(self.output(out, "ptx")).ok()?;
         Some(sass_digest(self.compiler, &lines::without(&ptx)))
+    }
+
+    /// Returns the digest of the source for the table of proofs.
+    pub(crate) fn source_digest(&self) -> String {
+        source_digest(&self.content_hash)
     }
 
     /// Returns the record of an earlier run with the same content, if its files still exist.

@@ -46,7 +46,8 @@ Flags:
   --arch LIST   only for these architectures: sm_90a, sm_100a, sm_103a, sm_120a
   --only LIST   only these files, without `.cu`
   --ptx         only PTX, no SASS
-  --unproven    no SASS for PTX in the table of proofs, but for a tenth that the word in
+  --unproven    no SASS for PTX in the table of proofs, and no PTX for sm_103a, which no test
+                runs, of sources in the table; but for a tenth that the word in
                 DEEPWELL_PROOF_DRAW chooses, if it is set
   --record      write the table of proofs: all PTX whose SASS has no fault
   --force       compile also what is up to date
@@ -102,6 +103,15 @@ pub(crate) fn run(root: &Path, arguments: &[OsString]) -> Result<ExitCode> {
 }
 
 impl Options {
+    /// What is compiled to SASS.
+    fn sass<'a>(&self, proofs: &'a SassProofs) -> Sass<'a> {
+        match self {
+            Options { ptx_only: true, .. } => Sass::None,
+            Options { unproven: true, .. } => Sass::Unproven(proofs),
+            _ => Sass::All,
+        }
+    }
+
     fn parse(arguments: &[OsString]) -> Result<Options> {
         let known = [
             ("--arch", Takes::Value),
@@ -180,16 +190,13 @@ pub(crate) fn build(root: &Path, options: &Options) -> Result<Manifest> {
         }
     }
     let proofs = SassProofs::read(root);
-    let sass = match options {
-        Options { ptx_only: true, .. } => Sass::None,
-        Options { unproven: true, .. } => Sass::Unproven(&proofs),
-        _ => Sass::All,
-    };
-    let mut open = Vec::new();
+    let sass = options.sass(&proofs);
+    let (mut open, mut spared) = (Vec::new(), 0);
     for (job, is_asked_for) in &jobs {
         let compiled = job.up_to_date(&out, if *is_asked_for { sass } else { Sass::None });
         match (compiled, *is_asked_for) {
             (Some(compiled), true) if !options.force => result.compiled.push(compiled),
+            (_, true) if sass.spares_ptx_of(job) => spared += 1,
             (_, true) => open.push(job),
             (Some(compiled), false) => whole.compiled.push(compiled),
             (None, false) => {}
@@ -215,15 +222,21 @@ pub(crate) fn build(root: &Path, options: &Options) -> Result<Manifest> {
         let jobs = jobs.iter().map(|(job, _)| job);
         record::record(&proofs, root, jobs, &whole, &out)?;
     }
-    print_totals(&result, up_to_date, &below(root, &out).display().to_string(), begun);
+    let folder = below(root, &out).display().to_string();
+    print_totals(&result, (up_to_date, spared), &folder, begun);
     Ok(result)
 }
 
 /// Prints a line about all requested kernels.
-fn print_totals(result: &Manifest, up_to_date: usize, folder: &str, begun: Instant) {
+fn print_totals(
+    result: &Manifest,
+    (up_to_date, spared): (usize, usize),
+    folder: &str,
+    begun: Instant,
+) {
     eprintln!(
-        "{} compiled, {up_to_date} up to date, {} with errors; {} bytes of SASS in {}; \
-         {:.1} s",
+        "{} compiled, {up_to_date} up to date, {spared} left out, {} with errors; {} bytes of SASS \
+         in {}; {:.1} s",
         result.compiled.len() - up_to_date,
         result.failed.len(),
         grouped(result.compiled.iter().filter_map(|c| Some(c.cubin.as_ref()?.bytes)).sum()),

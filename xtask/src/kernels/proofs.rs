@@ -1,7 +1,9 @@
 //! The table of SASS without faults: `--unproven` compiles SASS only for the PTX that is not in it.
 //!
 //! A digest covers the PTX without debug information, the compiler's version and flags, and the
-//! rules for SASS. The compiler is pinned, so the same PTX has the same SASS.
+//! rules for SASS. The compiler is pinned, so the same PTX has the same SASS. PTX that no test runs
+//! is not compiled either where its source, the files that it includes and the rules are those of
+//! the table.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +13,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::flags::PTXAS_FLAGS;
-use super::unit::feed;
+use super::unit::{NOT_RUN, feed};
 
 /// The table, relative to the workspace's root.
 const TABLE: &str = "deepwell-kernels/tests/cuda/proofs/sass.json";
@@ -27,32 +29,64 @@ pub(super) type Digests = BTreeMap<String, String>;
 /// The committed table, and the word that selects a tenth of it.
 #[derive(Debug, Default)]
 pub(crate) struct SassProofs {
-    digests: Digests,
+    proofs: Proofs,
     draw: String,
+}
+
+/// What the table holds.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Proofs {
+    /// Digests of PTX.
+    pub(super) sass: Digests,
+    /// Digests of sources, of architectures whose PTX no test runs.
+    pub(super) sources: Digests,
 }
 
 impl SassProofs {
     /// Reads the table of the workspace at `root`. A missing table and one that was edited by hand
     /// have no entries.
     pub(super) fn read(root: &Path) -> SassProofs {
-        let digests = fs::read(path(root)).ok().and_then(|text| parse(&text)).unwrap_or_default();
-        SassProofs { digests, draw: std::env::var(DRAW_VARIABLE).unwrap_or_default() }
+        let proofs = fs::read(path(root)).ok().and_then(|text| parse(&text)).unwrap_or_default();
+        SassProofs { proofs, draw: std::env::var(DRAW_VARIABLE).unwrap_or_default() }
     }
 
     /// Whether the table has the digest of this PTX.
     pub(super) fn has(&self, name: &str, digest: &str) -> bool {
-        self.digests.get(name).is_some_and(|known| known == digest)
+        self.proofs.sass.get(name).is_some_and(|known| known == digest)
     }
 
     /// Whether SASS of this PTX need not be compiled: it is in the table and was not drawn.
     pub(super) fn spares(&self, name: &str, digest: &str) -> bool {
         self.has(name, digest) && !is_drawn(&self.draw, name)
     }
+
+    /// Whether PTX of this source need not be compiled: no test runs it, and the table has the
+    /// source, which was not drawn.
+    pub(super) fn spares_ptx(&self, name: &str, source: &str) -> bool {
+        let is_known = self.proofs.sources.get(name).is_some_and(|known| known == source);
+        is_known && !is_drawn(&self.draw, name)
+    }
+
+    /// The digest of PTX that was not compiled because of its source.
+    pub(super) fn spared(&self, name: &str, source: &str) -> Option<&String> {
+        self.proofs.sass.get(name).filter(|_| self.spares_ptx(name, source))
+    }
+}
+
+impl Proofs {
+    /// Adds a kernel without faults.
+    pub(super) fn add(&mut self, name: &str, sass: String, source: String) {
+        if NOT_RUN.iter().any(|architecture| name.starts_with(&format!("{architecture} "))) {
+            self.sources.insert(name.to_string(), source);
+        }
+        self.sass.insert(name.to_string(), sass);
+    }
 }
 
 /// Writes the table.
-pub(super) fn write(root: &Path, digests: &Digests) -> Result<()> {
-    let table = json!({ "digest": digest_of(digests), "sass": digests });
+pub(super) fn write(root: &Path, proofs: &Proofs) -> Result<()> {
+    let table =
+        json!({ "digest": digest_of(proofs), "sass": proofs.sass, "sources": proofs.sources });
     let path = path(root);
     fs::write(&path, format!("{table:#}\n"))
         .with_context(|| format!("cannot write {}", path.display()))
@@ -63,15 +97,16 @@ fn path(root: &Path) -> PathBuf {
 }
 
 /// Returns the entries of a table whose digest is right.
-fn parse(text: &[u8]) -> Option<Digests> {
+fn parse(text: &[u8]) -> Option<Proofs> {
     let table: Value = serde_json::from_slice(text).ok()?;
-    let digests: Digests = serde_json::from_value(table.get("sass")?.clone()).ok()?;
-    (table.get("digest")?.as_str()? == digest_of(&digests)).then_some(digests)
+    let digests = |name: &str| serde_json::from_value::<Digests>(table.get(name)?.clone()).ok();
+    let proofs = Proofs { sass: digests("sass")?, sources: digests("sources")? };
+    (table.get("digest")?.as_str()? == digest_of(&proofs)).then_some(proofs)
 }
 
-fn digest_of(digests: &Digests) -> String {
+fn digest_of(proofs: &Proofs) -> String {
     let mut hasher = blake3::Hasher::new();
-    for (name, digest) in digests {
+    for (name, digest) in proofs.sass.iter().chain(&proofs.sources) {
         feed(&mut hasher, name.as_bytes());
         feed(&mut hasher, digest.as_bytes());
     }
@@ -90,6 +125,15 @@ pub(super) fn sass_digest(compiler: &str, ptx: &str) -> String {
         if !line.is_empty() && !line.starts_with("//") {
             feed(&mut hasher, line.as_bytes());
         }
+    }
+    short(&hasher)
+}
+
+/// Returns the digest of a source, from the hash of all that its PTX is made of.
+pub(super) fn source_digest(content_hash: &str) -> String {
+    let mut hasher = blake3::Hasher::new();
+    for text in RULES.iter().chain(&[content_hash]) {
+        feed(&mut hasher, text.as_bytes());
     }
     short(&hasher)
 }
@@ -133,8 +177,11 @@ mod tests {
         let read = |draw: &str| SassProofs { draw: draw.to_string(), ..SassProofs::read(root) };
         assert!(!read("").spares("sm_90a adamw", "0123"), "without a table");
 
-        let digests = Digests::from([("sm_90a adamw".to_string(), "0123".to_string())]);
-        write(root, &digests).unwrap();
+        let mut proofs = Proofs::default();
+        proofs.add("sm_90a adamw", "0123".to_string(), "4567".to_string());
+        proofs.add("sm_103a adamw", "89ab".to_string(), "cdef".to_string());
+        write(root, &proofs).unwrap();
+        assert_eq!(read("").proofs, proofs);
         // Architecture and source, digest, word; whether the entry spares.
         for (name, digest, draw, expected) in [
             ("sm_90a adamw", "0123", "", true),
@@ -143,6 +190,17 @@ mod tests {
             ("sm_90a adamw", "0123", "all", false),
         ] {
             assert_eq!(read(draw).spares(name, digest), expected, "{name} {digest} {draw}");
+        }
+
+        // Only of an architecture whose PTX no test runs.
+        for (name, source, draw, expected) in [
+            ("sm_90a adamw", "4567", "", false),
+            ("sm_103a adamw", "cdef", "", true),
+            ("sm_103a adamw", "cdee", "", false),
+            ("sm_103a adamw", "cdef", "all", false),
+        ] {
+            let sass = read(draw).spared(name, source).cloned();
+            assert_eq!(sass, expected.then(|| "89ab".to_string()), "{name} {source} {draw}");
         }
 
         let text = fs::read_to_string(path(root)).unwrap();
