@@ -22,10 +22,12 @@ class _StandIn:
 
     def __init__(self, model: nn.Module, /, **others):
         self._deepwell_model = model
-        self.__dict__.update(others)
+        # PyTorch 2.10 traces no update of `__dict__`.
+        for name, value in others.items():
+            setattr(self, name, value)
 
     def __getattr__(self, name):
-        return getattr(self.__dict__["_deepwell_model"], name)
+        return getattr(self._deepwell_model, name)
 
 
 class _HiddenStates:
