@@ -250,7 +250,7 @@ fn experts_train_in_nvfp4_as_on_the_cpu() {
         (Architecture::Sm120a, (12, 0), "cuda_sm120_nvfp4_grouped_gemm"),
     ] {
         need_kernels(capability);
-        let kernels = compare(&mixture(1), &recipe(), architecture, NVFP4);
+        let kernels = compare(&mixture(2), &recipe(), architecture, NVFP4);
         for kernel in [
             "cuda_quantize_nvfp4_groups quantize",
             "cuda_stochastic_round_nvfp4_groups stochastic_round",
@@ -261,7 +261,7 @@ fn experts_train_in_nvfp4_as_on_the_cpu() {
         // No GEMM of experts is left in BF16.
         let is_bf16 = |kernel: &&String| kernel.contains("bf16_grouped_gemm");
         assert_eq!(kernels.iter().find(is_bf16), None);
-        audit_of(mixture(1), &recipe(), architecture);
+        audit_of(mixture(2), &recipe(), architecture);
     }
 }
 
