@@ -42,7 +42,6 @@ fn degrees() -> Vec<(&'static str, Parallel)> {
 fn refusal(model: &str, degree: &str) -> Option<&'static str> {
     match (model, degree) {
         ("llama-micro" | "qwen3-micro" | "moe-micro", "tp") => Some("key-value heads"),
-        ("deepseek-micro", "tp") => Some("latent attention is not split yet"),
         ("gpt2-micro", "cp") => Some("positions"),
         ("llama-micro" | "qwen3-micro" | "gpt2-micro", "ep") => Some("a model with experts"),
         _ => None,

@@ -7,16 +7,20 @@
 //! columns to rows (weight split along K, results reduce-scattered). The layout of a layer's input
 //! determines which, independent of names.
 //!
+//! Latent attention normalizes what its first projections write. Ranks compute these projections
+//! and norms with whole weights, each for its own rows; only the projections from the latents to
+//! heads are split. The part of a key that all heads share is all-gathered.
+//!
 //! The pass precedes differentiation, which derives the collectives of the backward: the gradient
 //! of an all-gather is a reduce-scatter and vice versa. A split parameter has its whole gradient on
 //! its rank. Every other parameter sees only part of the tokens or heads, and lowering adds an
 //! all-reduce of its gradient.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::ops::{
-    AddBias, AddPositionsOfPart, Attention, AttentionHeads, Collective, CollectiveKind, Linear,
-    Reduction, Rope, RouterLoss, VocabParallelCrossEntropy, VocabParallelEmbedding,
+    AddBias, AddPositionsOfPart, Attention, AttentionHeads, Collective, CollectiveKind, LatentKeyValue,
+    Linear, Reduction, Rope, RouterLoss, VocabParallelCrossEntropy, VocabParallelEmbedding,
     VocabParallelSums, VocabSlice,
 };
 use crate::{
@@ -84,6 +88,9 @@ struct Splitter<'a> {
     gathered: HashMap<TensorId, TensorId>,
     /// Splits of the parameters used so far.
     splits: HashMap<TensorId, Option<Split>>,
+    /// Tensors of the source of which an op reads all columns of a row: a norm, or the split of a
+    /// latent from the shared part of the keys.
+    read_by_row: HashSet<TensorId>,
 }
 
 impl<'a> Splitter<'a> {
@@ -101,7 +108,12 @@ impl<'a> Splitter<'a> {
             }
         }
         result.loss = source.loss.and_then(|id| made.get(&id)).map(|(id, _)| *id);
-        Splitter { source, rank, result, made, gathered: HashMap::new(), splits: HashMap::new() }
+        let reads_rows =
+            |op: &Op| matches!(op, Op::RmsNorm(_) | Op::LayerNorm(_) | Op::SplitColumns(_));
+        let readers = source.nodes.iter().filter(|node| reads_rows(&node.op));
+        let read_by_row = readers.map(|node| node.inputs[0]).collect();
+        let (gathered, splits) = (HashMap::new(), HashMap::new());
+        Splitter { source, rank, result, made, gathered, splits, read_by_row }
     }
 
     fn refuse(&self, name: &str, what: impl Into<String>) -> IrError {
@@ -129,14 +141,12 @@ impl<'a> Splitter<'a> {
         }
         let name = &self.source.tensor(node.inputs[index]).name;
         let op = node.op.name();
-        let what = match (&node.op, got) {
-            (Op::RmsNorm(_) | Op::LayerNorm(_), Layout::Columns) => format!(
-                "expected a norm over columns that one rank has, got `{op}` over those of \
-                 `{name}`, which they split\nhint: latent attention is not split yet: it trains \
-                 on data-parallel, expert-parallel and pipeline ranks (`--dp`, `--ep`, `--pp`)"
-            ),
-            _ => format!("op `{op}` wants `{name}` {}, it is {}", layout.name(), got.name()),
-        };
+        let what = format!(
+            "expected `{name}` {} for op `{op}`, got it {}\nhint: train on data-parallel, \
+             expert-parallel or pipeline ranks (`--dp`, `--ep`, `--pp`)",
+            layout.name(),
+            got.name()
+        );
         Err(self.refuse(&node.name, what))
     }
 
@@ -235,7 +245,9 @@ impl<'a> Splitter<'a> {
                 self.replace(node, op, &[x, table], Layout::Rows)
             }
             Op::Linear(linear) => self.linear(node, linear),
-            Op::RmsNorm(_) | Op::LayerNorm(_) => self.beside(node, 1, Layout::Rows),
+            Op::RmsNorm(_) | Op::LayerNorm(_) | Op::SplitColumns(_) => {
+                self.beside(node, 1, Layout::Rows)
+            }
             Op::HeadRmsNorm(_) => {
                 let width_of =
                     |id| self.source.tensor(id).shape.0.last().and_then(|dim| dim.as_fixed());
@@ -247,11 +259,13 @@ impl<'a> Splitter<'a> {
             // Routing is per token; expert parallelism distributes the experts.
             Op::RouterLogits(_) | Op::Route(_) => self.beside(node, 1, Layout::Rows),
             Op::Experts(_) => self.beside(node, 3, Layout::Rows),
-            Op::Rope(rope) => {
-                let x = self.input(node, 0, Layout::Columns)?;
-                let op =
-                    Rope { heads: self.part(&node.name, rope.heads, "heads")?, ..rope.clone() };
-                self.replace(node, op, &[x], Layout::Columns)
+            Op::Rope(rope) => self.rope(node, rope),
+            Op::LatentKeyValue(op) => {
+                let inputs =
+                    [self.input(node, 0, Layout::Columns)?, self.input(node, 1, Layout::Whole)?];
+                let heads = self.part(&node.name, op.heads, "heads")?;
+                let op = LatentKeyValue { heads, ..op.clone() };
+                self.replace(node, op, &inputs, Layout::Columns)
             }
             Op::Attention(op) => self.attention(node, op),
             Op::Gelu(_) | Op::Relu(_) | Op::SwiGlu(_) | Op::Add(_) => self.elementwise(node),
@@ -287,7 +301,11 @@ impl<'a> Splitter<'a> {
 
     fn linear(&mut self, node: &Node, linear: &Linear) -> Result<(), IrError> {
         let x = self.made[&node.inputs[0]].0;
-        if self.layout(node.inputs[0]) != Layout::Columns {
+        let layout = self.layout(node.inputs[0]);
+        if layout == Layout::Rows && self.read_by_row.contains(&node.outputs[0]) {
+            return self.beside(node, 1, Layout::Rows);
+        }
+        if layout != Layout::Columns {
             let rows = self.input(node, 0, Layout::Rows)?;
             let mut inputs = vec![self.gather(node, rows)?, self.parameter(node, 1, Some(0))?];
             if linear.bias {
@@ -305,6 +323,18 @@ impl<'a> Splitter<'a> {
         }
         self.made.insert(node.outputs[0], (rows, Layout::Rows));
         Ok(())
+    }
+
+    /// Rotates a rank's heads, or all tokens of columns that all heads share.
+    fn rope(&mut self, node: &Node, rope: &Rope) -> Result<(), IrError> {
+        if self.layout(node.inputs[0]) == Layout::Rows {
+            let rows = self.input(node, 0, Layout::Rows)?;
+            let shared = self.gather(node, rows)?;
+            return self.replace(node, rope.clone(), &[shared], Layout::Whole);
+        }
+        let x = self.input(node, 0, Layout::Columns)?;
+        let op = Rope { heads: self.part(&node.name, rope.heads, "heads")?, ..rope.clone() };
+        self.replace(node, op, &[x], Layout::Columns)
     }
 
     /// Replaces an op whose first `operands` operands are split and whose other operands are

@@ -140,6 +140,16 @@ fn ranks_train_as_one_does_but_for_the_order_of_sums() {
     check("deepseek-micro", "mxfp8", 4, &[ranks(2, 2)], &[]);
 }
 
+/// Projections to latents are whole on each rank, with gradients of its own rows; the part of a key
+/// that all heads share has a gradient from the heads of each rank.
+#[test]
+fn ranks_with_heads_of_latent_attention_train_as_one_does() {
+    let heads = tensor(2, single());
+    check("deepseek-micro", "f32", 4, &[heads], &[]);
+    let with_experts = expert(2, tensor(2, data(2, 1)));
+    check("deepseek-micro", "bf16", 4, &[with_experts], &[stages(2, heads)]);
+}
+
 /// The losses of routers are of all tokens of a micro-batch, of which tensor-parallel ranks have a
 /// part each.
 #[test]

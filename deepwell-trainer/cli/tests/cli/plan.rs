@@ -407,13 +407,13 @@ fn whether_a_checkpoint_fits_a_plan() {
 
 /// What cannot be split is said before the data is looked at, with the degrees that can be had.
 #[test]
-fn latent_attention_is_refused_before_data_is_read() {
+fn heads_that_ranks_do_not_divide_are_refused_before_data_is_read() {
     let folder = Folder::new();
     let (nowhere, out) = (folder.path("nowhere.txt"), folder.path("run"));
     let ranks = ["--devices", "cpu:2", "--tp", "2"];
-    let says = ["latent attention is not split yet", "hint: ", "(`--dp`, `--ep`, `--pp`)"];
-    let train = ["train", "--model", "deepseek-micro", "--data", &nowhere, "--out", &out];
+    let says = ["expected key-value heads that they divide, got 1"];
+    let train = ["train", "--model", "llama-micro", "--data", &nowhere, "--out", &out];
     check_error(&[&train[..], &ranks].concat(), 2, &says);
     assert!(!std::path::Path::new(&out).exists());
-    check_error(&[&["plan", "deepseek-micro"], &ranks[..]].concat(), 2, &says);
+    check_error(&[&["plan", "llama-micro"], &ranks[..]].concat(), 2, &says);
 }
