@@ -25,14 +25,28 @@ __device__ __forceinline__ float adamw_decay(const AdamwCoefficients& c, float w
         __dsub_rn(1.0, __dmul_rn(learning_rate, static_cast<double>(weight_decay))));
 }
 
-// Every operation is rounded separately, as on the CPU.
-__device__ __forceinline__ void adamw_update(float gradient, float& w, float& m, float& v,
-                                             float decay, const AdamwCoefficients& c) {
+// The new moments of a weight. Every operation is rounded separately, as on the CPU.
+__device__ __forceinline__ void adamw_moments(float gradient, float& m, float& v,
+                                              const AdamwCoefficients& c) {
     const float g = __fmul_rn(gradient, c.clip);
     m = __fadd_rn(m, __fmul_rn(c.one_minus_beta1, __fsub_rn(g, m)));
     v = __fadd_rn(__fmul_rn(c.beta2, v), __fmul_rn(c.one_minus_beta2, __fmul_rn(g, g)));
-    const float denominator = __fadd_rn(__fmul_rn(__fsqrt_rn(v), c.root_correction), c.eps);
-    w = __fsub_rn(__fmul_rn(w, decay), __fmul_rn(c.step_size, __fdiv_rn(m, denominator)));
+}
+
+__device__ __forceinline__ float adamw_denominator(float root, const AdamwCoefficients& c) {
+    return __fadd_rn(__fmul_rn(root, c.root_correction), c.eps);
+}
+
+__device__ __forceinline__ float adamw_weight(float w, float quotient, float decay,
+                                              const AdamwCoefficients& c) {
+    return __fsub_rn(__fmul_rn(w, decay), __fmul_rn(c.step_size, quotient));
+}
+
+__device__ __forceinline__ void adamw_update(float gradient, float& w, float& m, float& v,
+                                             float decay, const AdamwCoefficients& c) {
+    adamw_moments(gradient, m, v, c);
+    const float denominator = adamw_denominator(__fsqrt_rn(v), c);
+    w = adamw_weight(w, __fdiv_rn(m, denominator), decay, c);
 }
 
 __device__ __forceinline__ void adamw_update(const float4& g, float4& w, float4& m, float4& v,

@@ -2,18 +2,18 @@
 // FP32 (`adamw_bf16`) or in eight bits (`adamw_bf16_fp8`). Otherwise as in `adamw.cu` and
 // `adamw_fp8.cu`. 24 bytes move per parameter, or 12: gradient, weight twice, both moments twice.
 //
-// A thread has four elements. The new weight is computed in FP32 and rounded with 16 random bits,
-// which follow from the number of the step, the parameter and the element.
+// The new weight is computed in FP32 and rounded with 16 random bits, which follow from the number of
+// the step, the parameter and the element.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/adamw.cuh"
 #include "common/adamw_bf16.cuh"
-#include "common/adamw_fp8.cuh"
+#include "common/adamw_fp8_chunk.cuh"
 #include "common/types.cuh"
 
 constexpr uint32 kThreads = 256;
 constexpr uint32 kQuad = 4;  // elements per thread
-constexpr uint64 kChunk = kThreads * kQuad;
+constexpr uint64 kWideChunk = kThreads * kQuad;  // with moments in FP32
 
 // A non-empty parameter of the list; pointers are 16-byte aligned.
 template <typename Moment>
@@ -30,15 +30,6 @@ struct Parameter {
 };
 
 static_assert(sizeof(Parameter<float>) == 64, "the host writes this layout");
-
-// Loads up to four numbers; the others are zero.
-__device__ __forceinline__ float4 load_quad(const float* x, uint64 count) {
-    if (count >= kQuad) {
-        return *reinterpret_cast<const float4*>(x);
-    }
-    return make_float4(count > 0 ? x[0] : 0.0f, count > 1 ? x[1] : 0.0f, count > 2 ? x[2] : 0.0f,
-                       0.0f);
-}
 
 __device__ __forceinline__ void store_quad(float* x, const float4& values, uint64 count) {
     if (count >= kQuad) {
@@ -64,13 +55,13 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
     const uint64 chunk = blockIdx.x;
     const Parameter<float> p = table[adamw_parameter_of(table, parameters, chunk)];
-    const uint64 at = (chunk - p.first_chunk) * kChunk + threadIdx.x * kQuad;
+    const uint64 at = (chunk - p.first_chunk) * kWideChunk + threadIdx.x * kQuad;
     if (at >= p.elements) {
         return;
     }
     const uint64 count = p.elements - at;
     const float4 g = load_quad(p.gradient + at, count);
-    float4 w = master_load(p.master + at, count);
+    float4 w = master_widen(master_load(p.master + at, count));
     float4 m = load_quad(p.first_moment + at, count);
     float4 v = load_quad(p.second_moment + at, count);
     adamw_update(g, w, m, v, adamw_decay(c, p.weight_decay), c);
@@ -79,8 +70,22 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     master_store(p.master + at, w, count, at / kQuad, p.index, c.step);
 }
 
-// The same with moments in blocks of 128 elements, one for each warp.
-extern "C" __global__ void __launch_bounds__(kThreads)
+struct NarrowMasters {
+    using Stored = uint2;
+    bf16* master;
+
+    __device__ __forceinline__ uint2 load(uint64 at, uint64 count) const {
+        return master_load(master + at, count);
+    }
+    static __device__ __forceinline__ float4 widen(const uint2& w) { return master_widen(w); }
+    __device__ __forceinline__ void store(uint64 at, const float4& w, uint64 count, uint32 index,
+                                          float step) const {
+        master_store(master + at, w, count, at / 4, index, step);
+    }
+};
+
+// The same with moments in blocks of 128 elements.
+extern "C" __global__ void __launch_bounds__(kChunkThreads)
     adamw_bf16_fp8(const Parameter<uint8>* __restrict__ table, uint32 parameters,
                    const AdamwCoefficients* __restrict__ coefficients) {
     const AdamwCoefficients c = *coefficients;
@@ -89,20 +94,6 @@ extern "C" __global__ void __launch_bounds__(kThreads)
     }
     const uint64 chunk = blockIdx.x;
     const Parameter<uint8> p = table[adamw_parameter_of(table, parameters, chunk)];
-    const uint64 at = (chunk - p.first_chunk) * kChunk + threadIdx.x * kQuad;
-    const uint64 block = at / kMomentBlock;
-    if (block * kMomentBlock >= p.elements) {
-        return;  // the whole warp
-    }
-    const uint64 count = at < p.elements ? p.elements - at : 0;
-    const uint32 lane = threadIdx.x % 32;
-    uint8* const first = p.first_moment + block * kMomentBlockBytes;
-    uint8* const second = p.second_moment + block * kMomentBlockBytes;
-    const float4 g = load_quad(p.gradient + at, count);
-    float4 w = master_load(p.master + at, count);
-    float4 m = moment_decode(moment_load(first, lane));
-    float4 v = moment_squares(moment_decode(moment_load(second, lane)));
-    adamw_update(g, w, m, v, adamw_decay(c, p.weight_decay), c);
-    moments_store(first, second, lane, m, v, at / kQuad, p.index, c.step);
-    master_store(p.master + at, w, count, at / kQuad, p.index, c.step);
+    adamw_fp8_chunk(p.gradient, p.first_moment, p.second_moment, NarrowMasters{p.master},
+                    chunk - p.first_chunk, p.elements, p.index, adamw_decay(c, p.weight_decay), c);
 }

@@ -17,8 +17,10 @@ use crate::runtime::cuda::spec::{CudaKernelSpec, takes_all};
 pub(super) const THREADS: u32 = 256;
 /// Threads of the CTA that computes the coefficients; only one thread works.
 const COEFFICIENTS_THREADS: u32 = 32;
-/// Elements of a chunk, as in the source.
+/// Elements of a chunk with moments in FP32, as in the source.
 pub(super) const CHUNK_ELEMENTS: usize = 1024;
+/// Elements of a chunk with moments in eight bits, as in `adamw_fp8_chunk.cuh`.
+const FP8_CHUNK_ELEMENTS: usize = 4096;
 
 const SPEC: CudaKernelSpec =
     CudaKernelSpec::new("cuda_adamw", &["adamw"], prepare).reject(reject).workspace_bytes(|_, _| 0);
@@ -37,13 +39,13 @@ fn reject(request: &KernelRequest<'_>) -> Option<String> {
     let mut has_copy = vec![false; op.weight_decay.len()];
     op.copies.iter().find_map(|copy| {
         let master = request.operands.get(AdamW::master(copy.parameter))?;
-        if master.dtype == DType::Bf16 {
-            return Some("writes no copies of BF16 weights".to_string());
-        }
         if std::mem::replace(has_copy.get_mut(copy.parameter)?, true) {
             return Some("writes one copy of a weight, not several".to_string());
         }
         match &copy.kind {
+            CopyKind::Cast(_) if master.dtype == DType::Bf16 => {
+                Some("writes BF16 weights, and no other copies than quantized ones".to_string())
+            }
             CopyKind::Cast(Cast { to: DType::Bf16 }) => None,
             CopyKind::Cast(Cast { to }) => Some(format!("writes copies in bf16, not {to}")),
             CopyKind::Quantize(quantize) => squares::reject(quantize, master),
@@ -91,8 +93,8 @@ struct Tables {
     /// Tables `{gradient, master, first moment, second moment, copy, elements, first chunk, decay
     /// and index}`, for masters in FP32 and in BF16.
     lists: [TensorList; 2],
-    /// Parameters that are quantized with the update.
-    squares: Squares,
+    /// Parameters that are quantized with the update, with the same masters.
+    squares: [Squares; 2],
 }
 
 impl Tables {
@@ -101,17 +103,22 @@ impl Tables {
         for (copy, outputs) in op.copies_with_outputs() {
             copies[copy.parameter] = Some((&copy.kind, op.input_count() + outputs.start));
         }
-        let lists = [CHUNK_ELEMENTS; 2].map(TensorList::new);
-        let mut tables = Tables { lists, squares: Squares::default() };
+        let chunk_elements = match op.moments {
+            MomentFormat::Fp32 => CHUNK_ELEMENTS,
+            MomentFormat::Fp8 => FP8_CHUNK_ELEMENTS,
+        };
+        let lists = [chunk_elements; 2].map(TensorList::new);
+        let mut tables = Tables { lists, squares: Default::default() };
         for (parameter, (&decay, copy)) in op.weight_decay.iter().zip(copies).enumerate() {
+            let is_bf16 = call.operand(AdamW::master(parameter)).dtype == DType::Bf16;
             if let Some((CopyKind::Quantize(quantize), first)) = copy {
-                tables.squares.push(call, device, op, parameter, (quantize, first))?;
+                let squares = &mut tables.squares[usize::from(is_bf16)];
+                squares.push(call, device, op, parameter, (quantize, first))?;
                 continue;
             }
             let (mut addresses, elements) = parameter_operands(call, parameter, op.moments)?;
             addresses.push(copy.map_or(0, |(_, output)| call.operand(output).pointer.0));
             let index = (op.parameters.start + parameter) as u64;
-            let is_bf16 = call.operand(AdamW::master(parameter)).dtype == DType::Bf16;
             let last = [index << 32 | u64::from(decay.to_bits())];
             tables.lists[usize::from(is_bf16)].push(&addresses, elements, &last);
         }
@@ -133,8 +140,8 @@ fn list_step(
     let ctas = u32::try_from(list.chunks()).ok().filter(|&ctas| ctas <= i32::MAX as u32);
     let Some(ctas) = ctas else {
         return Err(call.refuse(format!(
-            "expected at most {} parameters, got {} chunks of {CHUNK_ELEMENTS}",
-            i32::MAX as usize * CHUNK_ELEMENTS,
+            "expected at most {} chunks of parameters, got {}",
+            i32::MAX,
             list.chunks()
         )));
     };
@@ -197,10 +204,16 @@ fn prepare(call: &CallView<'_>, device: &mut Device<'_>) -> Result<Vec<Step>, Ke
         MomentFormat::Fp32 => [("adamw", "adamw"), ("adamw_bf16", "adamw_bf16")],
         MomentFormat::Fp8 => [("adamw_fp8", "adamw_fp8"), ("adamw_bf16", "adamw_bf16_fp8")],
     };
-    let mut steps = Vec::with_capacity(3);
+    let mut steps = Vec::with_capacity(4);
     for (list, kernel) in lists.iter().zip(kernels) {
         steps.extend(list_step(call, device, list, kernel, coefficients()?)?);
     }
-    steps.extend(squares.step(call, device, op.moments, coefficients()?)?);
+    let kernels = match op.moments {
+        MomentFormat::Fp32 => ["adamw_quantize", "adamw_bf16_quantize"],
+        MomentFormat::Fp8 => ["adamw_quantize_fp8", "adamw_bf16_quantize_fp8"],
+    };
+    for (squares, kernel) in squares.iter().zip(kernels) {
+        steps.extend(squares.step(call, device, kernel, coefficients()?)?);
+    }
     Ok(steps)
 }

@@ -1,7 +1,7 @@
 //! `adamw_quantize.cu`: parameters that are quantized in squares as they are updated.
 
-use deepwell_ir::ops::{AdamW, Axis, MomentFormat, Quantize};
-use deepwell_ir::{DType, OperandType};
+use deepwell_ir::OperandType;
+use deepwell_ir::ops::{AdamW, Axis, Quantize};
 
 use super::cuda::parameter_operands;
 use crate::KernelError;
@@ -28,7 +28,7 @@ fn matrices_of(shape: &[usize]) -> Option<(usize, [usize; 2])> {
 /// Reason for not quantizing a weight in the update.
 pub(super) fn reject(quantize: &Quantize, weight: &OperandType) -> Option<String> {
     let shape = weight.shape.as_slice();
-    if weight.dtype == DType::F32 && mx::flags(&quantize.format) != mx::SQUARE_OF_128 {
+    if mx::flags(&quantize.format) != mx::SQUARE_OF_128 {
         return Some("quantizes in squares of 128 x 128 by the RCEIL rule alone".to_string());
     }
     let Some((_, matrix)) = matrices_of(shape) else {
@@ -91,7 +91,7 @@ impl Squares {
         &self,
         call: &CallView<'_>,
         device: &mut Device<'_>,
-        moments: MomentFormat,
+        kernel: &'static str,
         coefficients: Argument,
     ) -> Result<Option<Step>, KernelError> {
         if self.squares == 0 {
@@ -103,11 +103,7 @@ impl Squares {
             let got = self.squares;
             return Err(call.refuse(format!("expected at most {most} squares, got {got}")));
         };
-        let name = match moments {
-            MomentFormat::Fp32 => "adamw_quantize",
-            MomentFormat::Fp8 => "adamw_quantize_fp8",
-        };
-        let function = device.function("adamw_quantize", name, SHARED_BYTES)?;
+        let function = device.function("adamw_quantize", kernel, SHARED_BYTES)?;
         let arguments = vec![
             Argument::Pointer(device.constant(bytemuck::cast_slice(&self.words))?),
             Argument::U32(self.parameters),

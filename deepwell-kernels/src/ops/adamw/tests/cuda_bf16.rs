@@ -9,7 +9,7 @@ use deepwell_kernels::ops::adamw::bf16::{MomentsMut, adamw_bf16};
 use deepwell_precision::moments::{BLOCK, Moment};
 use half::bf16;
 
-use crate::adamw_fp8::encoded;
+use crate::adamw_fp8::{encoded, with_odd_gradients};
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 
 /// Gradient, master and moments of a parameter. Some weights are infinite, NaN, zero or subnormal.
@@ -26,7 +26,7 @@ fn state(len: usize, seed: u64, moments: MomentFormat) -> [HostTensor; 4] {
         MomentFormat::Fp8 => encoded(values, moment),
     };
     [
-        HostTensor::f32(&[len], &uniform(len, seed, 0.3)),
+        HostTensor::f32(&[len], &with_odd_gradients(uniform(len, seed, 0.3))),
         HostTensor::bf16(&[len], &master),
         stored(&first, Moment::First),
         stored(&second, Moment::Second),
@@ -123,8 +123,13 @@ fn check_mixed(gpu: &mut Gpu) {
 
 /// Lengths around the elements of a lane, a block, a CTA, and two steps of which one is skipped.
 fn check_lengths(gpu: &mut Gpu) {
-    let tables: [&[usize]; 4] =
-        [&[1, 2], &[3, 4, 5, 127, 128, 130], &[1023, 1024, 1025, 0, 1], &[2 * 1024 + 131, 7, 640]];
+    let tables: [&[usize]; 5] = [
+        &[1, 2],
+        &[3, 4, 5, 127, 128, 130],
+        &[1023, 1024, 1025, 0, 1],
+        &[4095, 4096, 4097],
+        &[2 * 4096 + 1155, 7, 640],
+    ];
     for moments in [MomentFormat::Fp32, MomentFormat::Fp8] {
         for lengths in tables {
             for step in [3.0, 0.0] {

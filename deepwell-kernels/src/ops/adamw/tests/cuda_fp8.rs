@@ -23,19 +23,38 @@ pub(crate) fn encoded(values: &[f32], moment: Moment) -> HostTensor {
     HostTensor { dtype: DType::E4m3, shape, bytes }
 }
 
+/// Sets some gradients to numbers for which the fast roots and quotients of the kernels do not hold:
+/// zeros, moments and squares near to or below the smallest normal number, and a square that
+/// overflows.
+pub(crate) fn with_odd_gradients(mut gradient: Vec<f32>) -> Vec<f32> {
+    let odd = [0.0, 1e-37, -1e-30, 3e-19, -4e-20, -1e-12, 1e-8, 2e3, -1e12, 3e19];
+    for (at, value) in gradient.iter_mut().skip(5).step_by(61).enumerate() {
+        *value = odd[at % odd.len()];
+    }
+    gradient
+}
+
 /// Gradient, master and moments of a parameter. Every third block has a gradient of zero and
-/// moments of zero.
+/// moments of zero, every fifth an odd gradient beside moments of zero, and every eleventh moments
+/// whose quotient overflows.
 fn state(len: usize, seed: u64) -> [HostTensor; 4] {
-    let sparse = |mut values: Vec<f32>| {
-        values.chunks_mut(BLOCK).step_by(3).for_each(|block| block.fill(0.0));
+    let without = |mut values: Vec<f32>, step: usize| {
+        values.chunks_mut(BLOCK).step_by(step).for_each(|block| block.fill(0.0));
         values
     };
-    let second = sparse(uniform(len, seed + 2, 0.1)).iter().map(|x| x * x).collect::<Vec<_>>();
+    let sparse = |values: Vec<f32>| without(without(values, 3), 5);
+    let gradient = without(with_odd_gradients(uniform(len, seed, 0.3)), 3);
+    let overflowing = |mut values: Vec<f32>, value: f32| {
+        values.chunks_mut(BLOCK).skip(1).step_by(11).for_each(|block| block.fill(value));
+        values
+    };
+    let first = overflowing(sparse(uniform(len, seed + 1, 0.1)), 1e32);
+    let second = sparse(uniform(len, seed + 2, 0.1)).iter().map(|x| x * x).collect();
     [
-        HostTensor::f32(&[len], &sparse(uniform(len, seed, 0.3))),
+        HostTensor::f32(&[len], &overflowing(gradient, 0.0)),
         HostTensor::f32(&[len], &uniform(len, seed + 3, 1.0)),
-        encoded(&sparse(uniform(len, seed + 1, 0.1)), Moment::First),
-        encoded(&second, Moment::Second),
+        encoded(&first, Moment::First),
+        encoded(&overflowing(second, 1e-20), Moment::Second),
     ]
 }
 
@@ -96,7 +115,7 @@ fn check(gpu: &mut Gpu, lengths: &[usize], step: f32) {
 /// Lengths around the elements of a lane, a block, a CTA, and two steps of which one is skipped.
 fn check_lengths(gpu: &mut Gpu) {
     let tables: [&[usize]; 4] =
-        [&[1], &[3, 4, 5, 127, 128, 129], &[1023, 1024, 1025, 0, 1], &[2 * 1024 + 131, 7, 640]];
+        [&[1], &[3, 4, 5, 127, 128, 129], &[4095, 4096, 4097, 0, 1], &[2 * 4096 + 1155, 7, 640]];
     for lengths in tables {
         for step in [3.0, 0.0] {
             check(gpu, lengths, step);

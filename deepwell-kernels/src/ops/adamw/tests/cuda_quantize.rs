@@ -11,7 +11,7 @@ use deepwell_kernels::cuda::{Architecture, CudaCatalog, cuda_target};
 use deepwell_precision::moments::Moment;
 use deepwell_precision::{BlockShape, Granularity, QuantFormat};
 
-use crate::adamw_fp8::encoded;
+use crate::adamw_fp8::{encoded, with_odd_gradients};
 use crate::harness::{Gpu, HostTensor, RunOptions, uniform};
 use crate::quantize::{KINDS, assert_same, numbers, stack_reference};
 
@@ -53,7 +53,12 @@ struct Parameter {
 }
 
 impl Parameter {
-    fn new(seed: u64, &(matrices, shape, kind, copied): &Case, moments: MomentFormat) -> Parameter {
+    fn new(
+        seed: u64,
+        &(matrices, shape, kind, copied): &Case,
+        masters: DType,
+        moments: MomentFormat,
+    ) -> Parameter {
         let [rows, columns] = shape;
         let len = matrices * rows * columns;
         let master: Vec<f32> = (0..matrices).flat_map(|_| numbers(kind, rows, columns)).collect();
@@ -64,8 +69,15 @@ impl Parameter {
         let squares: Vec<f32> = random(seed + 2, 0.1).iter().map(|x| x * x).collect();
         let dims = [matrices, rows, columns];
         let dims = if matrices > 1 { &dims[..] } else { &dims[1..] };
-        let [gradient, master] =
-            [random(seed, 0.3), master].map(|values: Vec<f32>| HostTensor::f32(dims, &values));
+        let gradient = match kind {
+            "wide" => with_odd_gradients(random(seed, 0.3)),
+            _ => random(seed, 0.3),
+        };
+        let gradient = HostTensor::f32(dims, &gradient);
+        let master = match masters {
+            DType::Bf16 => HostTensor::bf16(dims, &master),
+            _ => HostTensor::f32(dims, &master),
+        };
         let first = moment(dims, &random(seed + 1, 0.1), Moment::First, moments);
         let second = moment(dims, &squares, Moment::Second, moments);
         let state = [gradient, master, first, second];
@@ -109,11 +121,11 @@ impl Parameter {
 }
 
 /// A step over a bucket of such parameters, applied or skipped.
-fn check(gpu: &mut Gpu, cases: &[Case], applies: bool, moments: MomentFormat) {
+fn check(gpu: &mut Gpu, cases: &[Case], applies: bool, masters: DType, moments: MomentFormat) {
     let parameters: Vec<Parameter> = cases
         .iter()
         .enumerate()
-        .map(|(index, case)| Parameter::new(10 * index as u64, case, moments))
+        .map(|(index, case)| Parameter::new(10 * index as u64, case, masters, moments))
         .collect();
     // As of a second step: what 1 / sqrt(1 - 0.95^2) and 1e-3 / (1 - 0.9^2) are near to.
     let coefficients: [f32; AdamWCoefficients::COUNT] =
@@ -141,7 +153,7 @@ fn check(gpu: &mut Gpu, cases: &[Case], applies: bool, moments: MomentFormat) {
         gpu.run_with(fused, from_ref(&coefficients), &[&states[..], &before].concat(), options);
     let mut next = states.len();
     for (index, parameter) in parameters.iter().enumerate() {
-        let what = format!("{:?}, {moments:?}, applies: {applies}", cases[index]);
+        let what = format!("{:?}, {masters}, {moments:?}, applies: {applies}", cases[index]);
         for place in 4 * index..4 * index + 4 {
             let operand = ["gradient", "master", "m", "v"][place % 4];
             assert!(got[place].bytes == expected[place].bytes, "{what}: {operand} differs");
@@ -149,7 +161,7 @@ fn check(gpu: &mut Gpu, cases: &[Case], applies: bool, moments: MomentFormat) {
         let count = parameter.before.len();
         let copied = &got[next..next + count];
         next += count;
-        let master: Vec<f32> = bytemuck::pod_collect_to_vec(&got[4 * index + 1].bytes);
+        let master: Vec<f32> = got[4 * index + 1].to_f64().iter().map(|&x| x as f32).collect();
         let bytes = match applies {
             true => parameter.copies_of(&master).1,
             false => parameter.before.iter().map(|tensor| tensor.bytes.clone()).collect(),
@@ -180,8 +192,20 @@ fn check_buckets(gpu: &mut Gpu) {
     for bucket in buckets {
         for moments in [MomentFormat::Fp32, MomentFormat::Fp8] {
             for applies in [true, false] {
-                check(gpu, bucket, applies, moments);
+                check(gpu, bucket, applies, DType::F32, moments);
             }
+        }
+    }
+    // Masters in BF16 have no copies but quantized ones.
+    let narrow: [Case; 4] = [
+        (1, [128, 256], "random", BOTH),
+        (3, [5, 7], "random", Copied::Not),
+        (2, [256, 128], "wide", ROW),
+        (1, [128, 128], "wide", COLUMN),
+    ];
+    for moments in [MomentFormat::Fp32, MomentFormat::Fp8] {
+        for applies in [true, false] {
+            check(gpu, &narrow, applies, DType::Bf16, moments);
         }
     }
 }
@@ -196,13 +220,17 @@ fn hard_numbers_are_quantized_as_the_cpu_does() {
     let mut gpu = Gpu::open();
     for kind in KINDS {
         let bucket = [BOTH, ROW, COLUMN].map(|copied| (1, [128, 256], kind, copied));
-        check(&mut gpu, &bucket, true, MomentFormat::Fp32);
+        for masters in [DType::F32, DType::Bf16] {
+            check(&mut gpu, &bucket, true, masters, MomentFormat::Fp32);
+        }
     }
     if gpu.runs(1 << 24, 1 << 18) {
         // More squares than a GPU holds at a time.
         let bucket = [(8, [1408, 2048], "random", BOTH), (1, [640, 128], "wide", BOTH)];
-        for moments in [MomentFormat::Fp32, MomentFormat::Fp8] {
-            check(&mut gpu, &bucket, true, moments);
+        for masters in [DType::F32, DType::Bf16] {
+            for moments in [MomentFormat::Fp32, MomentFormat::Fp8] {
+                check(&mut gpu, &bucket, true, masters, moments);
+            }
         }
     }
 }
