@@ -9,7 +9,7 @@ use deepwell_plan::{
     OptimizerSpec, Parallel, Plan, PlanRequest, Planned, arena_bytes_with_fallback, autoplan_ranks,
     lower_evaluation, lower_within,
 };
-use deepwell_precision::PrecisionPolicy;
+use deepwell_precision::{Fallback, PrecisionPolicy};
 use deepwell_probe::Hardware;
 use deepwell_trainer::Device;
 use proptest::prelude::*;
@@ -168,4 +168,33 @@ fn one_of_each_group_fits_into_the_reserve() {
             case.check(&gemms.map(|(index, _)| index).collect::<Vec<_>>());
         }
     }
+}
+
+/// Memory was reserved for GEMMs in BF16 also where the answer of the guards moves none.
+#[test]
+fn only_guards_that_move_gemms_reserve_memory() {
+    let hardware = Hardware::preset("h200").unwrap();
+    let device = Device::Cuda(0);
+    let (target, catalog) = (device.target(&hardware).unwrap(), device.catalog());
+    let graph = graph("dense");
+    let reserved = |fallback: Fallback| {
+        let request = PlanRequest {
+            seq: SEQ,
+            global_batch: ROWS,
+            policy: PrecisionPolicy::preset("mxfp8-128").unwrap().with_fallback(fallback),
+            optimizer: OptimizerSpec::default(),
+            memory_limit_bytes: Some(u64::MAX),
+            micro_batch: Some(ROWS),
+            recompute: Some(Recompute::None),
+            saved_activations: Default::default(),
+        };
+        let one = Parallel::default();
+        let planned =
+            autoplan_ranks(&graph, &hardware, &request, one, catalog.as_ref(), &target).unwrap();
+        let reserved = planned.arena_bytes() - planned.program.arena.bytes;
+        assert_eq!(planned.prediction.ranks[0].reserved_bytes, reserved as u64, "{fallback}");
+        reserved
+    };
+    assert!(reserved(Fallback::Safe) > 0);
+    assert_eq!([Fallback::Strict, Fallback::Off].map(reserved), [0, 0]);
 }

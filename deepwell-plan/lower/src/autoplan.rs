@@ -183,8 +183,10 @@ fn attempt(
     let in_mxfp8 = in_precision(mxfp8_plan(&candidate, &programs[0]))?;
     let repaired = in_precision(candidate.repaired())?;
     let measured = in_precision(candidate.measured())?;
+    let moves = candidate.moves_gemms();
     for (index, program) in programs.iter().enumerate() {
         let others = [&fallbacks, &in_mxfp8].into_iter().filter_map(|it| it.get(index));
+        let others = others.filter(|_| moves);
         let others: Vec<&Program> = others.collect();
         let bytes = |program| arena_bytes_with_fallbacks(program, &others);
         let of_repair = repaired.get(index).map_or(0, bytes);
@@ -207,8 +209,8 @@ fn attempt(
         plan: candidate,
         measuring_bytes: measuring_bytes(&programs[0], measured.first()),
         program: programs.swap_remove(0),
-        fallback: fallbacks.into_iter().next(),
-        in_mxfp8: in_mxfp8.into_iter().next(),
+        fallback: fallbacks.into_iter().next().filter(|_| moves),
+        in_mxfp8: in_mxfp8.into_iter().next().filter(|_| moves),
         repaired: repaired.into_iter().next(),
         prediction,
         linear_flops,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use deepwell_ir::ops::{MasterFormat, MomentFormat};
 use deepwell_ir::{PrecisionPolicy, Recompute, SavedActivations, TensorPrecision, Tile};
-use deepwell_precision::GemmMode;
+use deepwell_precision::{Fallback, GemmMode};
 use serde::{Deserialize, Serialize};
 
 use crate::{Parallel, format_bytes};
@@ -142,6 +142,12 @@ impl Plan {
     /// the gathered weights of a layer reuse the memory of the previous layer.
     pub const fn has_one_stream(&self) -> bool {
         self.one_stream || self.parallel.shards_gradients()
+    }
+
+    /// Whether guards may move GEMMs to another format, for which memory is reserved. The other
+    /// answers stop a run or only record an event.
+    pub fn moves_gemms(&self) -> bool {
+        self.policy.fallback() == Fallback::Safe
     }
 
     /// The plan of the steps with forward GEMMs in BF16; `None` without a repair in the policy.

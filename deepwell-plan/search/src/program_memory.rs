@@ -348,9 +348,12 @@ impl<'a> ProgramMemory<'a> {
 }
 
 impl LoweredStage {
-    /// The program all in BF16, if any tensor is quantized.
+    /// The program all in BF16, if any tensor is quantized and guards may move its GEMMs.
     fn fallback(&self, catalog: &dyn KernelCatalog) -> Result<Option<Counted>, PlanError> {
         let LoweredStage { model, differentiated, plan, target, counted } = self;
+        if !plan.moves_gemms() {
+            return Ok(None);
+        }
         let Some(in_bf16) = fallback_plan(plan, &counted.program) else { return Ok(None) };
         let shared =
             SharedGraph::in_precision(differentiated, &model.graph, &in_bf16, catalog, target)?;

@@ -1,6 +1,6 @@
 //! Common part of `plan` and `dryrun`: from a command line to a plan.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::degrees::Degrees;
 use anyhow::{Context, Result, bail};
@@ -8,6 +8,7 @@ use clap::Args;
 use deepwell_ir::{Graph, PrecisionPolicy, Recompute, SavedActivations, Target};
 use deepwell_moe::RouterTraining;
 use deepwell_plan::{PlanRequest, Planned, autoplan_stages};
+use deepwell_precision::Fallback;
 use deepwell_trainer::{
     AutoPrecision, Device, Devices, ModelSource, Settings, auto_policy, with_routers,
 };
@@ -47,6 +48,10 @@ pub(crate) struct PlanningArgs {
     /// this flag that is an error
     #[arg(long)]
     pub(crate) allow_fallback: bool,
+    /// Reaction of the guards to a GEMM over their limits, as for `deepwell train`: safe reserves
+    /// memory for GEMMs in BF16, strict and off do not [default: the policy's, else safe]
+    #[arg(long, value_name = "ANSWER")]
+    pub(crate) fallback: Option<Fallback>,
     /// Sequences per micro-batch; divides the batch of a data-parallel rank [default: chosen by the
     /// planner]
     #[arg(long, value_name = "SEQUENCES")]
@@ -189,18 +194,22 @@ impl PlanningArgs {
         micro_batch: (usize, usize),
         presets: &[&str],
     ) -> Result<(PrecisionPolicy, Option<AutoPrecision>)> {
-        if let Some(policy) = &self.given_policy {
-            return Ok((policy.clone(), None));
-        }
-        let Some(path) = &self.policy else {
-            return Ok(match self.precision.as_str() {
+        let (policy, chosen) = match (&self.given_policy, &self.policy) {
+            (Some(policy), _) => (policy.clone(), None),
+            (None, Some(path)) => (Self::policy_of(path)?, None),
+            (None, None) => match self.precision.as_str() {
                 Settings::AUTO => auto_policy(graph, device, micro_batch, presets)?,
                 name => (PrecisionPolicy::preset(name)?, None),
-            });
+            },
         };
+        let fallback = self.fallback.unwrap_or(policy.fallback());
+        Ok((policy.with_fallback(fallback), chosen))
+    }
+
+    fn policy_of(path: &Path) -> Result<PrecisionPolicy> {
         let place = path.display().to_string();
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read the policy `{place}`"))?;
-        Ok((PrecisionPolicy::from_toml(&text, &place)?, None))
+        Ok(PrecisionPolicy::from_toml(&text, &place)?)
     }
 }

@@ -101,6 +101,7 @@ impl PlanFile {
             given_policy: policy,
             policy: None,
             allow_fallback: false,
+            fallback: None,
             micro_batch: None,
             recompute: None,
             saved_activations: None,
