@@ -7,9 +7,9 @@
 //! columns to rows (weight split along K, results reduce-scattered). The layout of a layer's input
 //! determines which, independent of names.
 //!
-//! Latent attention normalizes what its first projections write. Ranks compute these projections
-//! and norms with whole weights, each for its own rows; only the projections from the latents to
-//! heads are split. The part of a key that all heads share is all-gathered.
+//! In latent attention, projections to latents and norms of latents need all columns. A rank
+//! computes them for its own rows with whole weights. Projections from latents to heads are split,
+//! and the columns of keys that all heads share are all-gathered.
 //!
 //! The pass precedes differentiation, which derives the collectives of the backward: the gradient
 //! of an all-gather is a reduce-scatter and vice versa. A split parameter has its whole gradient on
@@ -19,9 +19,9 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::ops::{
-    AddBias, AddPositionsOfPart, Attention, AttentionHeads, Collective, CollectiveKind, LatentKeyValue,
-    Linear, Reduction, Rope, RouterLoss, VocabParallelCrossEntropy, VocabParallelEmbedding,
-    VocabParallelSums, VocabSlice,
+    AddBias, AddPositionsOfPart, Attention, AttentionHeads, Collective, CollectiveKind,
+    LatentKeyValue, Linear, Reduction, Rope, RouterLoss, VocabParallelCrossEntropy,
+    VocabParallelEmbedding, VocabParallelSums, VocabSlice,
 };
 use crate::{
     Dim, Graph, GroupRank, IrError, Node, Op, Split, SplitOver, Stage, TensorId, TensorKind,

@@ -5,8 +5,8 @@
 #pragma once
 
 #include "common/adamw.cuh"
-#include "common/adamw_fp8.cuh"
-#include "common/adamw_roots.cuh"
+#include "layout/adamw_fp8.cuh"
+#include "layout/adamw_roots.cuh"
 #include "common/types.cuh"
 
 constexpr uint32 kChunkThreads = 256;

@@ -1,6 +1,6 @@
-// AdamW of four weights with fewer instructions, to the bits of `adamw.cuh`: one check for the range
-// of all numbers in place of one for each root and quotient. Kernels whose moments have eight bits
-// are bound by instructions; those with moments in FP32, by memory.
+// AdamW of four weights with fewer instructions, to the bits of `adamw.cuh`: one check for the
+// range of all numbers in place of one for each root and quotient. Kernels whose moments have eight
+// bits are bound by instructions; those with moments in FP32, by memory.
 #pragma once
 
 #include "common/adamw.cuh"

@@ -11,7 +11,7 @@
 #include "layout/gradient_pair_quantize.cuh"
 #include "layout/mx_value.cuh"
 #include "layout/scale_tile.cuh"
-#include "ptx/packed.cuh"
+#include "ptx/fp8.cuh"
 
 // A matrix in MXFP8, quantized rowwise.
 struct StoredMatrix {
@@ -31,50 +31,56 @@ struct StoredMatrix {
     }
 };
 
-// Two codes, in the lower bytes of both halves, as BF16, times 2^-120.
-__device__ __forceinline__ uint32 stored_pair(uint32 codes) {
-    // Exponent and fraction are at the positions of a BF16; the biases differ by 120.
-    return (codes & 0x00800080u) << 8 | (codes & 0x007f007fu) << 4;
+// Eight elements with a scale that BF16 may not hold. Not inlined, as such scales are rare.
+__device__ __noinline__ float restored_rounded(uint32 code, uint32 scale) {
+    return to_f32(to_bf16(e4m3_to_f32(code) * e8m0_to_f32(scale)));
 }
 
-// Four codes with NaN among them. Not inlined, as NaN is rare.
-__device__ __noinline__ uint2 restored_with_nan(uint32 codes, uint32 scale) {
-    float values[4];
+// Eight codes with their scale in FP32, with the bits of `dequantize.cu` in BF16: products that
+// BF16 holds are not rounded.
+__device__ __forceinline__ void restore_vector(const uint2& codes, uint32 scale, float (&x)[8]) {
+    if (scale == 255 || !holds_all(scale)) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        values[i] = e4m3_to_f32(codes >> 8 * i & 0xff) * e8m0_to_f32(scale);
+        for (int i = 0; i < 8; ++i) {
+            const uint32 word = i < 4 ? codes.x : codes.y;
+            x[i] = restored_rounded(word >> i % 4 * 8 & 0xff, scale);
+        }
+        return;
     }
-    return make_uint2(to_bf16_pair(values[0], values[1]), to_bf16_pair(values[2], values[3]));
+    const float factor = __uint_as_float(scale << 23);
+    const float4 first = from_e4m3x4(codes.x), second = from_e4m3x4(codes.y);
+    const float values[8] = {first.x, first.y, first.z, first.w,
+                             second.x, second.y, second.z, second.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        x[i] = values[i] * factor;
+    }
 }
 
-// Four codes with a scale as BF16, each rounded once: the bits of `dequantize.cu`.
-__device__ __forceinline__ uint2 restored_word(uint32 codes, uint32 scale) {
-    if (((codes & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u) {
-        return restored_with_nan(codes, scale);
-    }
-    constexpr uint32 kBias = 0x7b807b80u;  // 2^120 twice
-    const uint32 factor = __byte_perm(__float_as_uint(e8m0_to_f32(scale)), 0, 0x3232);
-    const uint32 low = stored_pair(__byte_perm(codes, 0, 0x4140));
-    const uint32 high = stored_pair(__byte_perm(codes, 0, 0x4342));
-    return make_uint2(multiply_bf16x2(multiply_bf16x2(low, kBias), factor),
-                      multiply_bf16x2(multiply_bf16x2(high, kBias), factor));
-}
-
-// A vector as loaded, whose first element is at this place, or at a place of its scale tile.
-__device__ __forceinline__ uint4 restored_vector(const uint4& loaded, const ElementPlace& place) {
+// The scale of a vector as loaded, whose first element is at this place, or at a place of its tile.
+__device__ __forceinline__ uint32 loaded_scale(const uint4& loaded, const ElementPlace& place) {
     const uint32 of_row = scale_row_place(place.row % kScaleTileRows) & 4 ? loaded.w : loaded.z;
-    const uint32 scale = of_row >> place.column % kScaleTileElements / kMxBlock * 8 & 0xff;
-    const uint2 first = restored_word(loaded.x, scale);
-    const uint2 second = restored_word(loaded.y, scale);
-    return make_uint4(first.x, first.y, second.x, second.y);
+    return of_row >> place.column % kScaleTileElements / kMxBlock * 8 & 0xff;
 }
 
-__device__ __forceinline__ GradientVectors stored_swiglu_gradients(
-    const PairSources& sources, const ElementPlace& place) {
+// Codes of eight elements, and their scale.
+struct StoredVector {
+    uint2 codes;
+    uint32 scale;
+
+    __device__ __forceinline__ StoredVector(const uint4& loaded, uint32 scale)
+        : codes(make_uint2(loaded.x, loaded.y)), scale(scale) {}
+    __device__ __forceinline__ StoredVector(const uint4& loaded, const ElementPlace& place)
+        : StoredVector(loaded, loaded_scale(loaded, place)) {}
+};
+
+__device__ __forceinline__ GradientVectors stored_swiglu_gradients(const uint4& dout,
+                                                                   const StoredVector& gate,
+                                                                   const StoredVector& up) {
     float d[8], g[8], u[8];
-    unpack_bf16x8(sources.dout, d);
-    unpack_bf16x8(restored_vector(sources.gate, place), g);
-    unpack_bf16x8(restored_vector(sources.up, place), u);
+    unpack_bf16x8(dout, d);
+    restore_vector(gate.codes, gate.scale, g);
+    restore_vector(up.codes, up.scale, u);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         const SwigluGradients gradients = swiglu_gradients(d[j], g[j], u[j]);
@@ -84,11 +90,18 @@ __device__ __forceinline__ GradientVectors stored_swiglu_gradients(
     return {pack_bf16x8(g), pack_bf16x8(u)};
 }
 
+__device__ __forceinline__ GradientVectors stored_swiglu_gradients(const PairSources& sources,
+                                                                   const ElementPlace& place) {
+    return stored_swiglu_gradients(sources.dout, StoredVector(sources.gate, place),
+                                   StoredVector(sources.up, place));
+}
+
 __device__ __forceinline__ uint4 stored_swiglu(const uint4& gate, const uint4& up,
                                                const ElementPlace& place) {
+    const StoredVector of_gate(gate, place), of_up(up, place);
     float g[8], u[8];
-    unpack_bf16x8(restored_vector(gate, place), g);
-    unpack_bf16x8(restored_vector(up, place), u);
+    restore_vector(of_gate.codes, of_gate.scale, g);
+    restore_vector(of_up.codes, of_up.scale, u);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         g[j] = swiglu(g[j], u[j]);

@@ -2,13 +2,13 @@
 // FP32 (`adamw_bf16`) or in eight bits (`adamw_bf16_fp8`). Otherwise as in `adamw.cu` and
 // `adamw_fp8.cu`. 24 bytes move per parameter, or 12: gradient, weight twice, both moments twice.
 //
-// The new weight is computed in FP32 and rounded with 16 random bits, which follow from the number of
-// the step, the parameter and the element.
+// The new weight is computed in FP32 and rounded with 16 random bits, which follow from the number
+// of the step, the parameter and the element.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/adamw.cuh"
 #include "common/adamw_bf16.cuh"
-#include "common/adamw_fp8_chunk.cuh"
+#include "layout/adamw_fp8_chunk.cuh"
 #include "common/types.cuh"
 
 constexpr uint32 kThreads = 256;

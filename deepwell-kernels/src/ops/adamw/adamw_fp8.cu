@@ -5,7 +5,7 @@
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/adamw.cuh"
-#include "common/adamw_fp8_chunk.cuh"
+#include "layout/adamw_fp8_chunk.cuh"
 #include "common/types.cuh"
 
 // A non-empty parameter of the list; the first four pointers are 16-byte aligned.

@@ -3,18 +3,19 @@
 // both.
 //
 // Each element is updated as in `adamw.cu`, `adamw_fp8.cu` or `adamw_bf16.cu` and then quantized as
-// in `quantize_square.cu`, bit by bit, without reading the new weight again. A CTA has one square. A thread has 16 rows of four
-// columns, in the layout of `layout/mx_square_tile.cuh`, and processes a few rows at a time: all
-// loads of these rows are in flight before the first value is used. Each thread keeps its new
-// weights in its own part of shared memory until the largest magnitude of the square is known.
+// in `quantize_square.cu`, bit by bit, without reading the new weight again. A CTA has one square.
+// A thread has 16 rows of four columns, in the layout of `layout/mx_square_tile.cuh`, and processes
+// a few rows at a time: all loads of these rows are in flight before the first value is used. Each
+// thread keeps its new weights in its own part of shared memory until the largest magnitude of the
+// square is known.
 //
 // A step whose norm is not finite changes nothing.
 //
 // architectures: sm_90a sm_100a sm_103a sm_120a
 #include "common/adamw.cuh"
 #include "common/adamw_bf16.cuh"
-#include "common/adamw_fp8.cuh"
-#include "common/adamw_roots.cuh"
+#include "layout/adamw_fp8.cuh"
+#include "layout/adamw_roots.cuh"
 #include "common/types.cuh"
 #include "layout/mx_layout.cuh"
 #include "layout/mx_square_tile.cuh"

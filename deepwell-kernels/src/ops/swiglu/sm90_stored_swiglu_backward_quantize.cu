@@ -1,5 +1,6 @@
 // SwiGLU's backward from gate and up in MXFP8 with block quantization of both gradients, as
-// `stored_swiglu_quantize.cu`, for whole tiles: `layout/gradient_pair_pipe.cuh`.
+// `stored_swiglu_quantize.cu`, for whole tiles: `layout/gradient_pair_pipe.cuh`. The scales of a
+// tile are loaded once for all threads.
 //
 // architectures: sm_90a
 #include "common/types.cuh"
@@ -7,18 +8,54 @@
 #include "layout/stored_swiglu_rows.cuh"
 #include "ptx/cp_async.cuh"
 
-// Starts to load the codes of gate or up for a tile, and the scales of each row.
-__device__ __forceinline__ void pair_pipe_ask(const StoredSwigluRows& gradients,
+// Scales of the tile at hand, of gate and of up: a tile of elements has one tile of scales.
+struct PipedScales {
+    uint4 tiles[2][kScaleTileBytes / 16];
+
+    // The scale of the thread's column in a row of a tile.
+    __device__ __forceinline__ uint32 of(uint32 input, uint32 in_tile) const {
+        const uint8* const tile = reinterpret_cast<const uint8*>(tiles[input]);
+        return tile[scale_row_place(in_tile) + mx_plain_column() / kMxBlock];
+    }
+};
+
+struct PipedSwigluRows : StoredSwigluRows {
+    PipedScales& scales;
+
+    __device__ __forceinline__ PipedSwigluRows(const bf16* dout, const StoredMatrix& gate,
+                                               const StoredMatrix& up, uint32 columns,
+                                               PipedScales& scales)
+        : StoredSwigluRows(dout, gate, up, columns), scales(scales) {}
+
+    __device__ __forceinline__ GradientVectors result(const ElementPlaces&,
+                                                      const PairSources& sources,
+                                                      uint32 in_tile) const {
+        return stored_swiglu_gradients(sources.dout,
+                                       StoredVector(sources.gate, scales.of(0, in_tile)),
+                                       StoredVector(sources.up, scales.of(1, in_tile)));
+    }
+};
+
+static_assert(kMxTile == kScaleTileRows && kMxTile == kScaleTileElements, "tiles coincide");
+
+// Starts to load the codes of gate or up for a tile, and its scales.
+__device__ __forceinline__ void pair_pipe_ask(const PipedSwigluRows& gradients,
                                               const ElementPlaces& tile, PairPipe& pipe) {
+    const auto address = [](const void* shared) {
+        return static_cast<uint32>(__cvta_generic_to_shared(shared));
+    };
     if (tile.any()) {
         const StoredMatrix& source = threadIdx.y == 0 ? gradients.gate : gradients.up;
+        const uint8* const codes = source.data + tile.plain_place(0).of(gradients.columns);
 #pragma unroll
         for (int row = 0; row < kMxPlainRows; ++row) {
-            const ElementPlace place = tile.plain_place(row);
-            const uint32 to = static_cast<uint32>(
-                __cvta_generic_to_shared(&pipe.vectors[threadIdx.y][row][threadIdx.x]));
-            cp_async_8(to, source.data + place.of(gradients.columns), 8);
-            cp_async_8(to + 8, source.scales_at(place, gradients.columns), 8);
+            cp_async_8(address(&pipe.vectors[threadIdx.y][row][threadIdx.x]),
+                       codes + static_cast<uint64>(row) * gradients.columns, 8);
+        }
+        if (threadIdx.x < kScaleTileBytes / 16) {
+            const uint64 place = scale_tile_place(tile.row0, tile.column0, gradients.columns);
+            cp_async_16(address(&gradients.scales.tiles[threadIdx.y][threadIdx.x]),
+                        source.scales + place + 16 * threadIdx.x, 16);
         }
     }
     cp_async_commit();
@@ -47,8 +84,9 @@ __device__ __forceinline__ void pair_pipe_ask(const StoredSwigluRows& gradients,
             totals + 1,                                                                          \
             up_statistics};                                                                      \
         const StoredMatrix stored_gate = {gate, gate_scales}, stored_up = {up, up_scales};       \
+        __shared__ PipedScales scales;                                                           \
         gradient_pair_pipe<row, column>(                                                         \
-            StoredSwigluRows(dout, stored_gate, stored_up, columns), of_gate, of_up);            \
+            PipedSwigluRows(dout, stored_gate, stored_up, columns, scales), of_gate, of_up);     \
     }
 
 KERNEL(stored_swiglu_backward_quantize_row, true, false)

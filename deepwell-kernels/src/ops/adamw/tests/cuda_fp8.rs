@@ -23,8 +23,8 @@ pub(crate) fn encoded(values: &[f32], moment: Moment) -> HostTensor {
     HostTensor { dtype: DType::E4m3, shape, bytes }
 }
 
-/// Sets some gradients to numbers for which the fast roots and quotients of the kernels do not hold:
-/// zeros, moments and squares near to or below the smallest normal number, and a square that
+/// Sets some gradients to numbers for which the fast roots and quotients of the kernels do not
+/// hold: zeros, moments and squares near to or below the smallest normal number, and a square that
 /// overflows.
 pub(crate) fn with_odd_gradients(mut gradient: Vec<f32>) -> Vec<f32> {
     let odd = [0.0, 1e-37, -1e-30, 3e-19, -4e-20, -1e-12, 1e-8, 2e3, -1e12, 3e19];
