@@ -77,6 +77,13 @@ __device__ __forceinline__ void pair_pipe_ask(const Gradients& gradients,
     cp_async_commit();
 }
 
+// Inputs of a vector of both gradients, of which gate and up are in shared memory.
+template <typename Gradients>
+__device__ __forceinline__ PairSources pair_pipe_sources(const Gradients&, const uint4& dout,
+                                                         const uint4& gate, const uint4& up) {
+    return {dout, gate, up};
+}
+
 // Loads the rows of dout whose gradients the thread computes.
 template <typename Gradients>
 __device__ __forceinline__ void pair_pipe_load(const Gradients& gradients,
@@ -132,8 +139,8 @@ __device__ __forceinline__ void gradient_pair_pipe_tiles(Gradients& gradients,
             const int row = threadIdx.y * kPipeRows + i;
             uint4& gate = pipe.vectors[0][row][threadIdx.x];
             uint4& up = pipe.vectors[1][row][threadIdx.x];
-            const GradientVectors of =
-                gradients.result(now, PairSources{dout[i], gate, up}, mx_plain_row() + row);
+            const PairSources sources = pair_pipe_sources(gradients, dout[i], gate, up);
+            const GradientVectors of = gradients.result(now, sources, mx_plain_row() + row);
             store_gradients(dgate, dup, now.plain_place(row), of);
             gate = of.gate;
             up = of.up;

@@ -61,6 +61,16 @@ __device__ __forceinline__ void pair_pipe_ask(const PipedSwigluRows& gradients,
     cp_async_commit();
 }
 
+// Codes take half of a vector in shared memory.
+__device__ __forceinline__ PairSources pair_pipe_sources(const PipedSwigluRows&, const uint4& dout,
+                                                         const uint4& gate, const uint4& up) {
+    const auto codes = [](const uint4& vector) {
+        const uint2 half = *reinterpret_cast<const uint2*>(&vector);
+        return make_uint4(half.x, half.y, 0, 0);
+    };
+    return {dout, codes(gate), codes(up)};
+}
+
 // Arguments as in `stored_swiglu_quantize.cu`.
 #define KERNEL(name, row, column)                                                                \
     extern "C" __global__ void __launch_bounds__(kPipeThreads, 2)                                \
